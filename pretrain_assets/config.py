@@ -1,0 +1,356 @@
+"""Configuration of every stage: frozen, keyword-only dataclasses that check themselves when they are made.
+
+Invariant: a config is complete. Whatever changes a result is a field here, and nothing here is a secret, a clock, a
+host name or a rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union
+
+from pretrain_assets.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestConfig:
+    """What to read into the table."""
+
+    sources: tuple[str, ...] = ("bundled",)
+    """Paths, globs, `s3://...`, `hf://datasets/...`, `bundled`, or `synthetic[:rows[:seed]]`; read in this order."""
+    text_column: str = "text"
+    """Column or JSON key that holds the document."""
+    id_column: str = "id"
+    """Column that holds the source's own id; documents without it get the hash of their text."""
+    score_column: str = "score"
+    """Column with a quality score; absent means null scores."""
+    source_column: str = "source"
+    """Column that names a document's origin; absent means the name of the source it was listed under."""
+    extra_columns: tuple[str, ...] = ()
+    """More columns to keep, by name."""
+    on_bad_row: Literal["raise", "skip"] = "raise"
+    """A row without usable text stops the ingest (`raise`), or is left out and counted by reason (`skip`)."""
+    batch_bytes: int = 32 << 20
+    """Bytes of Arrow data held per batch: bounds memory whatever the size of the table. 32 MiB keeps writes large."""
+    files_in_flight: int = 4
+    """Files read at the same time. Four hides the latency of object stores without many open batches."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.sources), "sources", self.sources, "name at least one source, for example bundled")
+        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        _require(self.files_in_flight >= 1, "files_in_flight", self.files_in_flight, "use at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupConfig:
+    """How exact duplicates are found."""
+
+    batch_bytes: int = 32 << 20
+    """Bytes of text held per batch. Does not change the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeConfig:
+    """How text becomes token ids."""
+
+    tokenizer: str = "gpt2"
+    """`gpt2` (bundled vocabulary), `byte`, or `hf:<name or local directory>`."""
+    batch_bytes: int = 16 << 20
+    """Bytes of text held per batch. Does not change the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    """How the forensics index is built."""
+
+    with_position: bool = False
+    """Keep word positions, needed for phrase search; four times the build time and twice the size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A GPT-2 model. The vocabulary comes from the tokenizer."""
+
+    n_layer: int
+    """Transformer blocks."""
+    n_head: int
+    """Attention heads per block."""
+    n_embd: int
+    """Width of the residual stream."""
+    dropout: float = 0.0
+    """Dropout probability; pretraining for one epoch needs none."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "n_embd"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        _require(self.n_embd % self.n_head == 0, "n_embd", self.n_embd, f"must be a multiple of n_head={self.n_head}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which rows a run trains on, and in which order."""
+
+    filter: str = "NOT is_dup AND (id % 100 != 0)"
+    """SQL predicate of the training rows."""
+    held_out_filter: str = "NOT is_dup AND (id % 100 = 0)"
+    """SQL predicate of the validation rows; must share no row with `filter`."""
+    seq_len: int = 1024
+    """Tokens per block."""
+    num_splits: int = 128
+    """Independent document streams; a multiple of every world size the run may use."""
+    seed: int = 0
+    """Shuffle seed; epoch e uses seed + 100003 * e, as LanceDB's StreamingDataset does."""
+
+    def __post_init__(self) -> None:
+        _require(self.seq_len >= 2, "seq_len", self.seq_len, "use at least 2")
+        _require(self.num_splits >= 1, "num_splits", self.num_splits, "use at least 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "use an integer from 0 to 2**63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a run trains."""
+
+    global_batch_tokens: int
+    """Tokens per optimizer step over all ranks; a multiple of num_splits * seq_len, whatever the number of ranks."""
+    micro_batch_blocks: int = 8
+    """Blocks per forward pass and rank: changes memory and speed, never the global batch."""
+    max_steps: int | None = None
+    """Optimizer steps; None means exactly `epochs` epochs."""
+    epochs: int = 1
+    """Passes over the filtered rows when max_steps is None."""
+    learning_rate: float = 6e-4
+    """Peak learning rate."""
+    min_learning_rate: float = 6e-5
+    """Learning rate at the end of the cosine."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.1
+    """Decay of tensors with two or more dimensions."""
+    beta1: float = 0.9
+    """AdamW beta1."""
+    beta2: float = 0.95
+    """AdamW beta2."""
+    grad_clip: float = 1.0
+    """Global gradient norm above which gradients are scaled down."""
+    init_seed: int = 1337
+    """Seed of the model's initial weights."""
+    log_every: int = 10
+    """Steps between console lines and metrics records."""
+    eval_every: int = 250
+    """Steps between validation passes; the first and last step are always evaluated."""
+    eval_blocks: int = 64
+    """Blocks of the held-out set per validation pass."""
+    checkpoint_every: int = 250
+    """Steps between checkpoints; the last step is always saved."""
+    keep_last: int = 2
+    """Checkpoints kept, newest first."""
+    compile: bool = False
+    """torch.compile the model: worth it on CUDA, slow to start on CPU."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_tokens", "micro_batch_blocks", "epochs", "log_every", "eval_every", "eval_blocks"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        for name in ("checkpoint_every", "keep_last"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        _require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "use at least 1, or None")
+        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "use a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A complete training run, short of the table version it is given."""
+
+    name: str
+    """Recipe name; also the checkpoint's Dagster partition."""
+    model: ModelConfig
+    """Architecture."""
+    data: DataConfig
+    """Rows and order."""
+    train: TrainConfig
+    """Optimization."""
+    sample_prompt: str = "The"
+    """Text that the final sample continues."""
+
+    def __post_init__(self) -> None:
+        cycle = self.data.num_splits * self.data.seq_len
+        tokens = self.train.global_batch_tokens
+        if tokens % cycle:
+            near = max(1, round(tokens / cycle)) * cycle
+            raise ConfigError(
+                f"recipe {self.name}: train.global_batch_tokens={tokens} must be a multiple of num_splits * seq_len = "
+                f"{self.data.num_splits} * {self.data.seq_len} = {cycle}, so that a step is the same set of blocks on "
+                f"any number of ranks. The nearest is {near}."
+            )
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Blocks of `seq_len` tokens per optimizer step over all ranks."""
+        return self.train.global_batch_tokens // self.data.seq_len
+
+    @property
+    def cycles_per_step(self) -> int:
+        """Rounds over all splits (one block each) per optimizer step."""
+        return self.blocks_per_step // self.data.num_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerIdentity:
+    """What a model needs to know of the tokenizer that made its tokens."""
+
+    name: str
+    """Name as configured, such as `gpt2`."""
+    fingerprint: str
+    """Digest of the vocabulary, merges and special tokens."""
+    vocab_size: int
+    """Number of token ids, end-of-text included."""
+    eos_id: int
+    """End-of-text id that the packer puts after every document."""
+    pad_id: int
+    """Padding id; never equal to eos_id, never produced by the tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """The job contract between Dagster and the GPU node: everything in `run.json`, and never a secret."""
+
+    recipe: Recipe
+    """Complete resolved recipe."""
+    database_uri: str
+    """LanceDB database, local path or `s3://...`."""
+    table_name: str
+    """Table in that database."""
+    pin: str
+    """`table-id@version` to train on."""
+    tag: str
+    """Tag that names the pinned version."""
+    tokenizer: TokenizerIdentity
+    """Tokenizer of `input_ids` at the pinned version."""
+    run_dir: str
+    """Where metrics, checkpoints and the result go: local path or `s3://...`."""
+    resume: Literal["auto", "never"] = "auto"
+    """`auto` goes on from the newest complete checkpoint in run_dir; `never` refuses a run_dir that has one."""
+    storage_env: tuple[str, ...] = ()
+    """Names of the environment variables that the storage clients read on the node."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs train on the same data in the same order; compared before any resume."""
+        data = self.recipe.data
+        return {
+            "table_version": self.pin,
+            "filter": data.filter,
+            "tokenizer": self.tokenizer.fingerprint,
+            "seed": data.seed,
+            "num_splits": data.num_splits,
+            "seq_len": data.seq_len,
+            "global_batch_tokens": self.recipe.train.global_batch_tokens,
+            "eos_id": self.tokenizer.eos_id,
+            "pad_id": self.tokenizer.pad_id,
+        }
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON-ready dictionaries and lists."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(config).items()}
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
+    """Build a config from plain JSON values, checking every name and type.
+
+    Raises:
+        ConfigError: an unknown, missing or ill-typed field; unknown names come with the nearest known one.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(values).__name__}")
+    hints = typing.get_type_hints(cls)
+    fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(fields)}."
+            raise ConfigError(f"{where or cls.__name__} has no setting {name!r}.{hint}")
+    arguments = {name: _coerce(hints[name], value, f"{where}.{name}".lstrip(".")) for name, value in values.items()}
+    missing = [
+        name
+        for name, entry in fields.items()
+        if name not in arguments
+        and entry.default is dataclasses.MISSING
+        and entry.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where or cls.__name__} lacks required settings: {', '.join(missing)}")
+    return cls(**arguments)
+
+
+def override(config: T, changes: Mapping[str, Any]) -> T:
+    """A copy of a config with dotted settings changed, such as `{"data.filter": "score > 3"}`; typed and checked.
+
+    Raises:
+        ConfigError: as `from_dict`.
+    """
+    values = to_dict(config)
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        target = values
+        for part in path:
+            if not isinstance(target.get(part), dict):
+                near = difflib.get_close_matches(part, target, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{dotted!r}: there is no group {part!r}.{hint}")
+            target = target[part]
+        target[last] = value
+    return from_dict(type(config), values)
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_dict(hint, value, where=where)  # type: ignore[arg-type]
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise ConfigError(f"{where}={value!r} is not one of {', '.join(map(repr, choices))}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}={value!r} must be a list")
+        return tuple(_coerce(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _coerce(next(part for part in typing.get_args(hint) if part is not type(None)), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, float, str, bool) and type(value) is not hint:
+        raise ConfigError(f"{where}={value!r} must be {hint.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name}={value!r} cannot work: {remedy}")
+
+
+__all__ = [
+    "DataConfig",
+    "DedupConfig",
+    "IndexConfig",
+    "IngestConfig",
+    "ModelConfig",
+    "Recipe",
+    "RunSpec",
+    "TokenizeConfig",
+    "TokenizerIdentity",
+    "TrainConfig",
+    "from_dict",
+    "override",
+    "to_dict",
+]

@@ -1,0 +1,50 @@
+"""Every error a user can meet, in one place.
+
+    PretrainError(ValueError)            anything a user can mend; the CLI prints it without a traceback, exit code 1
+    ├── ConfigError                      a setting that cannot work (recipe field, splits, batch size)
+    ├── InputError                       a source file or row: missing, corrupt, wrong type, null
+    ├── FilterError                      a SQL predicate that does not parse, names no column or keeps no row
+    ├── TokenizerError                   an unknown tokenizer, or one without an end-of-text token
+    ├── TableError                       the table is missing, was recreated, or a version or tag does not exist
+    │   └── CommitError                  a commit lost a race that cannot be merged; staged work is kept
+    ├── DataIdentityError                a checkpoint and the data it is asked to go on with are not the same
+    └── CheckpointError                  a checkpoint cannot be written or read
+
+Each message says what was wrong, the value, the file or row it came from, and what to do next.
+"""
+
+
+class PretrainError(ValueError):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(PretrainError):
+    """A setting that cannot work."""
+
+
+class InputError(PretrainError):
+    """A source file or row that cannot be ingested."""
+
+
+class FilterError(PretrainError):
+    """A SQL predicate that is not SQL, names no column, or keeps no row."""
+
+
+class TokenizerError(PretrainError):
+    """A tokenizer that is unknown, unreadable or lacks an end-of-text token."""
+
+
+class TableError(PretrainError):
+    """The table, a version or a tag is not there, or is not the one a pin names."""
+
+
+class CommitError(TableError):
+    """A commit lost a race that cannot be merged; staged work is kept for the next try."""
+
+
+class DataIdentityError(PretrainError):
+    """The data offered differs from the data a checkpoint was trained on."""
+
+
+class CheckpointError(PretrainError):
+    """A checkpoint cannot be written or read."""

@@ -1,0 +1,84 @@
+"""Named, complete training recipes. A recipe is a function that returns a `Recipe`; change it with `config.override`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from pretrain_assets.config import DataConfig, ModelConfig, Recipe, TrainConfig
+from pretrain_assets.errors import ConfigError
+
+
+def demo() -> Recipe:
+    """A small GPT on the bundled documents: about a minute on two CPU cores."""
+    return Recipe(
+        name="demo",
+        model=ModelConfig(n_layer=2, n_head=4, n_embd=64),
+        data=DataConfig(seq_len=128, num_splits=8),
+        train=TrainConfig(
+            global_batch_tokens=8 * 128 * 2,
+            micro_batch_blocks=8,
+            max_steps=200,
+            learning_rate=5e-3,
+            min_learning_rate=5e-4,
+            warmup_steps=20,
+            log_every=20,
+            eval_every=100,
+            eval_blocks=16,
+            checkpoint_every=100,
+        ),
+        sample_prompt="The Lord said unto",
+    )
+
+
+FINEWEB_FILTER = "NOT is_dup AND score >= 1.0 AND (id % 100 != 0)"
+FINEWEB_HELD_OUT = "NOT is_dup AND score >= 1.0 AND (id % 100 = 0)"
+
+
+def gpt2_124m() -> Recipe:
+    """GPT-2 124M, one epoch of 2.4 M FineWeb-Edu documents: 4,636 steps of 512 x 1,024 tokens (2.43 B tokens)."""
+    return Recipe(
+        name="gpt2_124m",
+        model=ModelConfig(n_layer=12, n_head=12, n_embd=768),
+        data=DataConfig(filter=FINEWEB_FILTER, held_out_filter=FINEWEB_HELD_OUT),
+        train=TrainConfig(
+            global_batch_tokens=512 * 1024, micro_batch_blocks=32, warmup_steps=200, eval_blocks=2048, compile=True
+        ),
+    )
+
+
+def gpt2_354m() -> Recipe:
+    """GPT-2 354M on 7 B FineWeb-Edu tokens: 13,351 steps of 512 x 1,024 tokens."""
+    return Recipe(
+        name="gpt2_354m",
+        model=ModelConfig(n_layer=24, n_head=16, n_embd=1024),
+        data=DataConfig(filter=FINEWEB_FILTER, held_out_filter=FINEWEB_HELD_OUT),
+        train=TrainConfig(
+            global_batch_tokens=512 * 1024,
+            micro_batch_blocks=16,
+            max_steps=13_351,
+            learning_rate=3e-4,
+            min_learning_rate=3e-5,
+            warmup_steps=200,
+            eval_blocks=2048,
+            checkpoint_every=500,
+            compile=True,
+        ),
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo, "gpt2_124m": gpt2_124m, "gpt2_354m": gpt2_354m}
+"""Every recipe by name; the keys are the checkpoint's Dagster partitions."""
+
+
+def get(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        ConfigError: no such recipe.
+    """
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"Unknown recipe {name!r}.{hint} Known: {', '.join(RECIPES)}.")
+    return RECIPES[name]()

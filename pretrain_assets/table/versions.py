@@ -1,0 +1,157 @@
+"""Versions and tags: who made a version, under which tag, and how to open exactly that one.
+
+Invariant: every version a stage commits carries the tag `<stage>-v<N>` with its lineage record; `heal` restores a tag
+that a killed process did not get to write.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pretrain_assets.errors import TableError
+from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
+from pretrain_assets.table.storage import Location, open_dataset
+
+if TYPE_CHECKING:
+    import lance
+
+TABLE_ID_KEY = b"pretrain.table_id"
+"""Schema metadata key of the table's identity."""
+
+STAGES = ("ingested", "deduped", "tokenized", "indexed")
+"""Stages that make versions, in flow order."""
+
+_TAG = re.compile(r"^(?P<stage>[a-z_]+)-v(?P<version>\d+)$")
+_log = logging.getLogger(__name__)
+
+
+def table_id(dataset: lance.LanceDataset) -> str:
+    """The table's identity.
+
+    Raises:
+        TableError: the table was not made by this project.
+    """
+    value = (dataset.schema.metadata or {}).get(TABLE_ID_KEY)
+    if value is None:
+        raise TableError(
+            f"{dataset.uri} carries no pretrain_assets identity: it was made by something else. "
+            "Ingest into a new table name, or into a new database_uri."
+        )
+    return str(value.decode())
+
+
+def open_pin(location: Location, pin: Pin) -> lance.LanceDataset:
+    """Open exactly the version that a pin names, refusing a table that was recreated since.
+
+    Raises:
+        TableError: another table stands there now, or the version was cleaned up.
+    """
+    dataset = open_dataset(location, pin.version)
+    found = table_id(dataset)
+    if found != pin.table_id:
+        raise TableError(
+            f"{location.uri} is not the table of pin {pin}: its identity is {found}. The table was recreated; "
+            "point to the old database, or run the stage again on the new one."
+        )
+    return dataset
+
+
+def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:
+    """Tag the record's version as `<stage>-v<N>` and store the record in the tag's metadata."""
+    tags = dataset.tags.list()
+    if record.tag not in tags:
+        dataset.tags.create(record.tag, record.version)
+    elif tags[record.tag]["version"] != record.version:
+        raise TableError(f"Tag {record.tag} already names version {tags[record.tag]['version']} of {dataset.uri}")
+    dataset.tags.replace_metadata(record.tag, {RECORD_KEY: record.to_json()})
+
+
+def records(dataset: lance.LanceDataset, stage: str | None = None) -> list[LineageRecord]:
+    """Lineage records of all tagged versions (of one stage), oldest first."""
+    found = []
+    for name, tag in dataset.tags.list().items():
+        match = _TAG.match(name)
+        text = (tag.get("metadata") or {}).get(RECORD_KEY)
+        if match and text and (stage is None or match["stage"] == stage):
+            found.append(LineageRecord.from_json(text))
+    flow = {name: position for position, name in enumerate(STAGES)}
+    return sorted(found, key=lambda record: (record.version, flow.get(record.stage, len(flow))))
+
+
+def latest_record(dataset: lance.LanceDataset, stage: str) -> LineageRecord | None:
+    """The newest record of a stage, or None when it has not run on this table."""
+    found = records(dataset, stage)
+    return found[-1] if found else None
+
+
+def record_of(dataset: lance.LanceDataset, stage: str, version: int) -> LineageRecord:
+    """The record of one stage at one version.
+
+    Raises:
+        TableError: the stage has no such version.
+    """
+    for record in records(dataset, stage):
+        if record.version == version:
+            return record
+    have = ", ".join(record.tag for record in records(dataset, stage)) or "none"
+    raise TableError(f"{dataset.uri} has no version {version} made by stage {stage!r}; it has: {have}")
+
+
+def heal(location: Location) -> lance.LanceDataset:
+    """Open the newest version, first restoring tags that a killed process left unwritten."""
+    dataset = open_dataset(location)
+    tags = {name: tag for name, tag in dataset.tags.list().items() if _TAG.match(name)}
+    bare = {tag["version"] for tag in tags.values() if RECORD_KEY not in (tag.get("metadata") or {})}
+    newest_tagged = max((tag["version"] for tag in tags.values()), default=0)
+    for version in sorted(bare | set(range(newest_tagged + 1, dataset.version + 1))):
+        record = _record_in_transaction(dataset, version)
+        if record is not None:
+            _log.info("restoring tag %s, left unwritten by an interrupted run", record.tag)
+            tag_version(dataset, record)
+    return dataset
+
+
+def _record_in_transaction(dataset: lance.LanceDataset, version: int) -> LineageRecord | None:
+    try:
+        transaction = dataset.read_transaction(version)
+    except (ValueError, OSError):  # cleaned up: its tag, if it had one, holds the record
+        return None
+    text = (transaction.transaction_properties or {}).get(RECORD_KEY) if transaction else None
+    return LineageRecord.from_json(text, version=version) if text else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionInfo:
+    """One line of `pretrain versions`."""
+
+    version: int
+    """LanceDB version number."""
+    created: datetime
+    """Commit time."""
+    rows: int
+    """Rows of the table at this version."""
+    bytes_total: int
+    """Bytes of all data files that this version refers to."""
+    records: tuple[LineageRecord, ...]
+    """Lineage records of the stages whose tag names this version."""
+
+
+def list_versions(dataset: lance.LanceDataset) -> list[VersionInfo]:
+    """Every version still there, oldest first."""
+    by_version: dict[int, list[LineageRecord]] = {}
+    for record in records(dataset):
+        by_version.setdefault(record.version, []).append(record)
+    return [
+        VersionInfo(
+            version=entry["version"],
+            created=entry["timestamp"],
+            rows=int(entry["metadata"].get("total_rows", 0)),
+            bytes_total=int(entry["metadata"].get("total_files_size", 0)),
+            records=tuple(by_version.get(entry["version"], ())),
+        )
+        for entry in dataset.versions()
+    ]
