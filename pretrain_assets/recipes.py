@@ -1,4 +1,4 @@
-"""Named, complete training recipes. A recipe is a function that returns a `Recipe`; change it with `config.override`."""
+"""Named, complete training recipes: each a function that returns a `Recipe`; change one with `config.override`."""
 
 from __future__ import annotations
 

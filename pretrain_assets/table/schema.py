@@ -39,7 +39,7 @@ COLUMNS = (
     Column(name="text", arrow_type="string", owner="ingested", meaning="the document, unchanged"),
     Column(name="source", arrow_type="string", owner="ingested", meaning="where the document comes from"),
     Column(name="source_file", arrow_type="string", owner="ingested", meaning="the file it was read from"),
-    Column(name="score", arrow_type="float", owner="ingested", meaning="the source's quality score, null if it has none"),
+    Column(name="score", arrow_type="float", owner="ingested", meaning="the source's quality score, or null"),
     Column(name="n_chars", arrow_type="int32", owner="ingested", meaning="length of `text` in Unicode code points"),
     Column(
         name="content_hash",

@@ -108,7 +108,7 @@ def open_dataset(location: Location, version: int | str | None = None) -> lance.
 
     if not exists(location):
         raise TableError(
-            f"No table at {location.uri}. Materialize corpus/ingested first (`pretrain ingest SOURCE` or the Dagster UI)."
+            f"No table at {location.uri}. Ingest first: `pretrain ingest SOURCE`, or materialize corpus/ingested."
         )
     try:
         return lance.dataset(location.uri, version=version, storage_options=storage_options(location.uri))
