@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import lance
     import lancedb
 
+# Lance warns at every DataReplacement that the operation is young; table/columnfile.py checks what it commits.
+os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
+
 STORAGE_ENV_NAMES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",

@@ -1,0 +1,63 @@
+"""Exploratory counts for the reports: scores, lengths, duplicates by source. Reads narrow columns only, never text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import lance
+
+LENGTH_EDGES = (0, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
+"""Lower edges of the length bins, in characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bin:
+    """One bar of a histogram."""
+
+    label: str
+    """What the bar counts."""
+    rows: int
+    """Documents in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceShare:
+    """Duplicates of one source."""
+
+    source: str
+    """Value of the `source` column."""
+    rows: int
+    """Documents of the source."""
+    duplicates: int
+    """Of these, documents with `is_dup`."""
+
+
+def score_bins(dataset: lance.LanceDataset) -> list[Bin]:
+    """Documents by score in bins of 0.5, and those without a score."""
+    query = "SELECT floor(score * 2) / 2 AS low, count(*) AS n FROM dataset GROUP BY 1 ORDER BY 1"
+    return [
+        Bin(label="none" if row["low"] is None else f"{row['low']:.1f}", rows=row["n"]) for row in _rows(dataset, query)
+    ]
+
+
+def length_bins(dataset: lance.LanceDataset) -> list[Bin]:
+    """Documents by length in characters."""
+    cases = " ".join(f"WHEN n_chars >= {edge} THEN {edge}" for edge in reversed(LENGTH_EDGES))
+    query = f"SELECT CASE {cases} END AS low, count(*) AS n FROM dataset GROUP BY 1"
+    counts = {row["low"]: row["n"] for row in _rows(dataset, query)}
+    return [Bin(label=f"{edge:,}+", rows=counts.get(edge, 0)) for edge in LENGTH_EDGES]
+
+
+def duplicates_by_source(dataset: lance.LanceDataset) -> list[SourceShare]:
+    """Rows and duplicates of every source, largest source first."""
+    query = (
+        "SELECT source, count(*) AS n, sum(CASE WHEN is_dup THEN 1 ELSE 0 END) AS dups "
+        "FROM dataset GROUP BY source ORDER BY n DESC, source"
+    )
+    return [SourceShare(source=r["source"], rows=r["n"], duplicates=r["dups"]) for r in _rows(dataset, query)]
+
+
+def _rows(dataset: lance.LanceDataset, query: str) -> list[dict[str, Any]]:
+    return [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]

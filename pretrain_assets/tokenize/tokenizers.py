@@ -1,0 +1,175 @@
+"""Tokenizers behind one small protocol: `gpt2` (bundled, tiktoken), `byte`, and `hf:<name or local directory>`.
+
+Each knows its identity: a fingerprint of vocabulary, merges and special tokens, and an end-of-text id. A tokenizer
+without an end-of-text token is an error, never a silent stand-in. Text that spells a special token is ordinary text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pretrain_assets.config import TokenizerIdentity
+from pretrain_assets.errors import TokenizerError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+"""Pre-tokenizer of GPT-2, as published with the model (openai/gpt-2, encoder.py)."""
+GPT2_EOS = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    """Turns documents into token ids."""
+
+    @property
+    def identity(self) -> TokenizerIdentity:
+        """Name, fingerprint, vocabulary size and special ids."""
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Token ids of all texts in one array, and offsets (len(texts) + 1) of each text's first id."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some ids; bytes that are not UTF-8 become U+FFFD."""
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load a tokenizer by name.
+
+    Raises:
+        TokenizerError: unknown or unreadable, or it has no end-of-text token.
+    """
+    if name == "gpt2":
+        return Gpt2Tokenizer()
+    if name == "byte":
+        return ByteTokenizer()
+    if name.startswith("hf:") and name != "hf:":
+        return HuggingFaceTokenizer(name.removeprefix("hf:"))
+    raise TokenizerError(
+        f"Unknown tokenizer {name!r}. Known: gpt2 (bundled), byte, hf:<Hugging Face name or local directory>."
+    )
+
+
+class Gpt2Tokenizer:
+    """The GPT-2 byte-level BPE from the bundled vocabulary, run by tiktoken."""
+
+    def __init__(self) -> None:
+        import tiktoken
+
+        folder = files("pretrain_assets") / "data" / "gpt2"
+        vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        to_byte = _byte_of_character()
+        eos_id = vocabulary.pop(GPT2_EOS)
+        ranks = {bytes(to_byte[c] for c in token): rank for token, rank in vocabulary.items()}
+        self._encoding = tiktoken.Encoding(
+            "gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={GPT2_EOS: eos_id}
+        )
+        self.identity = TokenizerIdentity(
+            name="gpt2",
+            fingerprint=_fingerprint(
+                sorted((rank, token.hex()) for token, rank in ranks.items()), GPT2_PATTERN, eos_id
+            ),
+            vocab_size=len(ranks) + 1,
+            eos_id=eos_id,
+            pad_id=len(ranks) + 1,
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Encode on all cores; tiktoken releases the interpreter lock."""
+        return _concatenate(self._encoding.encode_ordinary_batch(list(texts)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some ids."""
+        return self._encoding.decode(list(ids), errors="replace")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, end-of-text 256."""
+
+    identity = TokenizerIdentity(name="byte", fingerprint="utf-8-bytes", vocab_size=257, eos_id=256, pad_id=257)
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """One id per UTF-8 byte."""
+        import numpy as np
+
+        return _concatenate([np.frombuffer(text.encode(), dtype=np.uint8) for text in texts])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some ids; end-of-text is left out."""
+        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+
+class HuggingFaceTokenizer:
+    """Any tokenizer that transformers can load; remote code is never run."""
+
+    def __init__(self, name: str) -> None:
+        import transformers
+
+        local = Path(name).expanduser().is_dir()
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                name, trust_remote_code=False, local_files_only=local, use_fast=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise TokenizerError(
+                f"Cannot load tokenizer hf:{name}: {str(error).splitlines()[0]}. Give a directory with tokenizer.json, "
+                "or the name of a model on the hub that this machine can reach."
+            ) from error
+        if self._tokenizer.eos_token_id is None:
+            raise TokenizerError(
+                f"Tokenizer hf:{name} names no end-of-text token (eos_token). The packer puts one between documents: "
+                "set eos_token in its tokenizer_config.json."
+            )
+        self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        if self._fast is not None:
+            self._fast.encode_special_tokens = True
+        vocab_size, eos_id = len(self._tokenizer), int(self._tokenizer.eos_token_id)
+        pad_id = self._tokenizer.pad_token_id
+        vocabulary = json.loads(self._fast.to_str()) if self._fast else sorted(self._tokenizer.get_vocab().items())
+        self.identity = TokenizerIdentity(
+            name=f"hf:{Path(name).expanduser().resolve().name if local else name}",
+            fingerprint=_fingerprint(vocabulary, eos_id),
+            vocab_size=vocab_size,
+            eos_id=eos_id,
+            pad_id=vocab_size if pad_id is None or pad_id == eos_id else int(pad_id),
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Encode without adding or recognising special tokens."""
+        if self._fast is not None:
+            return _concatenate([e.ids for e in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)])
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
+        return _concatenate(encoded["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some ids."""
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+def _concatenate(encoded: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    import numpy as np
+
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
+    values = np.empty(offsets[-1], dtype=np.int32)
+    for ids, start, stop in zip(encoded, offsets[:-1], offsets[1:], strict=True):
+        values[start:stop] = ids
+    return values, offsets
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte (openai/gpt-2, encoder.py, bytes_to_unicode), inverted."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _fingerprint(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
