@@ -6,17 +6,11 @@ host name or a rank.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal
 
+from pretrain_assets.convert import from_dict, override, to_dict
 from pretrain_assets.errors import ConfigError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +49,9 @@ class DedupConfig:
     batch_bytes: int = 32 << 20
     """Bytes of text held per batch. Does not change the result."""
 
+    def __post_init__(self) -> None:
+        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeConfig:
@@ -64,6 +61,9 @@ class TokenizeConfig:
     """`gpt2` (bundled vocabulary), `byte`, or `hf:<name or local directory>`."""
     batch_bytes: int = 16 << 20
     """Bytes of text held per batch. Does not change the result."""
+
+    def __post_init__(self) -> None:
+        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "use 0 or more, and less than 1")
         _require(self.n_embd % self.n_head == 0, "n_embd", self.n_embd, f"must be a multiple of n_head={self.n_head}")
 
 
@@ -255,83 +256,6 @@ class RunSpec:
             "eos_id": self.tokenizer.eos_id,
             "pad_id": self.tokenizer.pad_id,
         }
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A config as plain JSON-ready dictionaries and lists."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(config).items()}
-
-
-def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
-    """Build a config from plain JSON values, checking every name and type.
-
-    Raises:
-        ConfigError: an unknown, missing or ill-typed field; unknown names come with the nearest known one.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(values).__name__}")
-    hints = typing.get_type_hints(cls)
-    fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in values:
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(fields)}."
-            raise ConfigError(f"{where or cls.__name__} has no setting {name!r}.{hint}")
-    arguments = {name: _coerce(hints[name], value, f"{where}.{name}".lstrip(".")) for name, value in values.items()}
-    missing = [
-        name
-        for name, entry in fields.items()
-        if name not in arguments
-        and entry.default is dataclasses.MISSING
-        and entry.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{where or cls.__name__} lacks required settings: {', '.join(missing)}")
-    return cls(**arguments)
-
-
-def override(config: T, changes: Mapping[str, Any]) -> T:
-    """A copy of a config with dotted settings changed, such as `{"data.filter": "score > 3"}`; typed and checked.
-
-    Raises:
-        ConfigError: as `from_dict`.
-    """
-    values = to_dict(config)
-    for dotted, value in changes.items():
-        *path, last = dotted.split(".")
-        target = values
-        for part in path:
-            if not isinstance(target.get(part), dict):
-                near = difflib.get_close_matches(part, target, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{dotted!r}: there is no group {part!r}.{hint}")
-            target = target[part]
-        target[last] = value
-    return from_dict(type(config), values)
-
-
-def _coerce(hint: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(hint)
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_dict(hint, value, where=where)  # type: ignore[arg-type]
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise ConfigError(f"{where}={value!r} is not one of {', '.join(map(repr, choices))}")
-        return value
-    if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where}={value!r} must be a list")
-        return tuple(_coerce(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _coerce(next(part for part in typing.get_args(hint) if part is not type(None)), value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint in (int, float, str, bool) and type(value) is not hint:
-        raise ConfigError(f"{where}={value!r} must be {hint.__name__}, not {type(value).__name__}")
-    return value
 
 
 def _require(condition: bool, name: str, value: Any, remedy: str) -> None:

@@ -1,6 +1,8 @@
 """Exact duplicates: `content_hash` of the normalised text, and `is_dup` for all but the first row of each class.
 
 Invariant: the first row of a class (lowest id) is never a duplicate, and appending rows flips no earlier row.
+Policy: only white space is normalised (so CRLF equals LF). Letter case, digits, byte order marks, zero-width characters
+and Unicode forms (NFC, NFD) are content: texts that differ in them are different texts. Null and blank texts are equal.
 Memory: 40 bytes per row of the table while it runs (two 8-byte hash halves, the sort's 8-byte order and its copy);
 0.8 GB at 20 million rows.
 """
@@ -16,7 +18,6 @@ from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
-    import lance
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
@@ -83,8 +84,11 @@ def _prepare_is_dup(reader: ColumnReader) -> BatchFunction:
     import numpy as np
     import pyarrow as pa
 
-    ids = reader("id").to_numpy()
-    duplicates = np.sort(ids[later_of_class(reader("content_hash"), ids)])
+    hashes, rows = reader("content_hash"), reader("id")
+    if hashes.null_count:  # rows appended after the input version have no hash yet
+        hashes, rows = hashes.drop_null(), rows.filter(hashes.is_valid())
+    ids = rows.to_numpy()
+    duplicates = np.sort(ids[later_of_class(hashes, ids)])
 
     def is_dup(batch: pa.RecordBatch) -> list[pa.Array]:
         rows = batch.column(0).to_numpy()
@@ -123,10 +127,9 @@ def _halves(chunk: pa.Array) -> Any:
     return values[chunk.offset : chunk.offset + len(chunk)]
 
 
-def _summarize(dataset: lance.LanceDataset, fragment_ids: tuple[int, ...]) -> dict[str, int]:
-    rows, duplicates = 0, 0
-    for fragment_id in fragment_ids:
-        fragment = dataset.get_fragment(fragment_id)
-        rows += fragment.count_rows()
-        duplicates += fragment.count_rows("is_dup")
-    return {"in": rows, "unique": rows - duplicates, "duplicate": duplicates}
+def _summarize(read: ColumnReader) -> dict[str, int]:
+    import pyarrow.compute as pc
+
+    is_dup = read("is_dup")
+    duplicates = pc.sum(is_dup, min_count=0).as_py()
+    return {"in": len(is_dup), "unique": len(is_dup) - duplicates, "duplicate": duplicates}

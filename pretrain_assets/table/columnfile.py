@@ -19,13 +19,12 @@ from pretrain_assets.table.storage import filesystem, storage_options
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
+    from lance.schema import LanceSchema
 
 _log = logging.getLogger(__name__)
 
 FILE_VERSION = (2, 2)
 """Lance file format of staged files; equals the table's data_storage_version."""
-DROPPED_FIELD = -2
-"""Lance's mark for a column of a data file that the table no longer reads from it."""
 READ_BATCH_ROWS = 262_144
 """Rows per batch when a narrow numeric column is read whole."""
 
@@ -42,9 +41,9 @@ class StagedFile:
     """Size of the file."""
 
 
-def leaf_ids(dataset: lance.LanceDataset, names: Sequence[str]) -> list[int]:
+def leaf_ids(schema: LanceSchema, names: Sequence[str]) -> list[int]:
     """Field ids of the leaves of these columns, depth first: what a data file lists (the list itself is no leaf)."""
-    fields = {f.name(): f for f in dataset.lance_schema.fields()}
+    fields = {f.name(): f for f in schema.fields()}
     return [leaf for name in names for leaf in _leaves(fields[name])]
 
 
@@ -75,8 +74,8 @@ def stage(
     """
     function = None
     staged: dict[int, StagedFile] = {}
-    leaves = set(leaf_ids(dataset, [name for name in inputs if name in dataset.schema.names]))
-    everything = [[_identity(f, leaves), _num_deleted(f)] for f in dataset.get_fragments()] if whole_table else None
+    leaves = set(leaf_ids(dataset.lance_schema, inputs))
+    everything = [_identity(f, leaves) for f in dataset.get_fragments()] if whole_table else None
     for fragment in fragments:
         name = "fill-" + digest({**key, "fragment": _identity(fragment, leaves), "all": everything}) + ".lance"
         found = _finished(dataset, name, outputs, fragment.physical_rows)
@@ -92,14 +91,13 @@ def stage(
 
 
 def _identity(fragment: lance.LanceFragment, leaves: set[int]) -> list[Any]:
-    """What the values of a fragment depend on: the data files (never rewritten) that hold its input columns."""
+    """What the values of a fragment depend on: the files (never rewritten) of its input columns and of its deletions.
+
+    Deletions count because a version with fewer of them can be restored: its rows would be NULL in the old file.
+    """
     files = [file.path for file in fragment.metadata.files if leaves.intersection(file.fields)]
-    return [fragment.fragment_id, files]
-
-
-def _num_deleted(fragment: lance.LanceFragment) -> int:
     deletions = fragment.metadata.deletion_file
-    return int(deletions.num_deleted_rows) if deletions else 0
+    return [fragment.fragment_id, files, deletions.path(fragment.fragment_id) if deletions else None]
 
 
 def _path(dataset: lance.LanceDataset, name: str) -> str:
@@ -112,7 +110,7 @@ def _finished(dataset: lance.LanceDataset, name: str, outputs: pa.Schema, num_ro
 
     fs, path = filesystem(_path(dataset, name))
     fs.invalidate_cache()
-    if not fs.exists(path):
+    if not fs.exists(path) or not fs.size(path):  # Lance's reader panics on an empty file
         return None
     try:
         metadata = LanceFileReader(_path(dataset, name), storage_options=storage_options(dataset.uri)).metadata()
@@ -199,18 +197,35 @@ def _nulls(schema: pa.Schema, length: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(length, f.type) for f in schema], schema=schema)
 
 
-def read_column(dataset: lance.LanceDataset, name: str, staged: Mapping[int, StagedFile]) -> pa.ChunkedArray:
-    """All live values of one column in row order, from the table or, per fragment, from a staged file."""
+def read_column(
+    dataset: lance.LanceDataset,
+    fragments: Sequence[lance.LanceFragment],
+    column: pa.Field,
+    *,
+    staged: Mapping[int, StagedFile],
+    in_table: bool,
+) -> pa.ChunkedArray:
+    """All live values of one column in row order; NULL where it has not been computed.
+
+    Args:
+        dataset: The table.
+        fragments: Fragments to read, in order.
+        column: Name and type of the column.
+        staged: Files that hold the values of some fragments.
+        in_table: Read the other fragments from the table; otherwise their values are NULL.
+    """
     import pyarrow as pa
 
     chunks: list[pa.Array] = []
-    for fragment in dataset.get_fragments():
+    for fragment in fragments:
         if fragment.fragment_id in staged:
-            chunks.extend(_read_staged(dataset, fragment, name, staged[fragment.fragment_id]))
-        elif name in dataset.schema.names:
-            scanner = fragment.scanner(columns=[name], batch_size=READ_BATCH_ROWS)
+            chunks.extend(_read_staged(dataset, fragment, column.name, staged[fragment.fragment_id]))
+        elif in_table:
+            scanner = fragment.scanner(columns=[column.name], batch_size=READ_BATCH_ROWS)
             chunks.extend(batch.column(0) for batch in scanner.to_batches())
-    return pa.chunked_array(chunks)
+        else:
+            chunks.append(pa.nulls(fragment.count_rows(), column.type))
+    return pa.chunked_array(chunks, column.type)
 
 
 def _read_staged(
@@ -227,87 +242,6 @@ def _read_staged(
     for batch in reader.read_all(batch_size=READ_BATCH_ROWS).to_batches():
         yield batch.column(0).filter(alive[position : position + batch.num_rows])
         position += batch.num_rows
-
-
-def replacement_operation(dataset: lance.LanceDataset, outputs: pa.Schema, staged: Mapping[int, StagedFile]) -> Any:
-    """Values for columns that exist: commutes with appends, deletes, index builds and other columns."""
-    import lance
-
-    ids = leaf_ids(dataset, outputs.names)
-    group = lance.LanceOperation.DataReplacementGroup
-    return lance.LanceOperation.DataReplacement([group(at, _data_file(file, ids)) for at, file in staged.items()])
-
-
-def merge_operation(
-    dataset: lance.LanceDataset, outputs: Sequence[pa.Schema], staged: Sequence[Mapping[int, StagedFile]]
-) -> Any:
-    """New columns, or columns made anew: values and schema in one version."""
-    import lance
-
-    fields = [f for group in outputs for f in group]
-    schema = dataset.schema
-    for f in fields:
-        at = schema.get_field_index(f.name)
-        schema = schema.append(f) if at < 0 else schema.set(at, f)
-    leaves = _planned_leaves(dataset, fields)
-    fragments = []
-    for fragment in dataset.get_fragments():
-        metadata = fragment.metadata
-        for group, files in zip(outputs, staged, strict=True):
-            if fragment.fragment_id in files:
-                ids = [leaf for name in group.names for leaf in leaves[name]]
-                kept = [_without(file, set(ids)) for file in metadata.files]
-                new = _data_file(files[fragment.fragment_id], ids)
-                metadata.files = [file for file in kept if file is not None] + [new]
-        fragments.append(metadata)
-    return lance.LanceOperation.Merge(fragments, schema, preserves_nullability=True)
-
-
-def _planned_leaves(dataset: lance.LanceDataset, fields: Sequence[pa.Field]) -> dict[str, list[int]]:
-    """Leaf ids of existing columns, and those that Lance will give to new ones (depth first, after the largest id)."""
-    following = dataset.max_field_id + 1
-    planned: dict[str, list[int]] = {}
-    for f in fields:
-        if f.name in dataset.schema.names:
-            planned[f.name] = leaf_ids(dataset, [f.name])
-        else:
-            planned[f.name], following = _number(f.type, following)
-    return planned
-
-
-def _number(arrow_type: pa.DataType, following: int) -> tuple[list[int], int]:
-    """Leaf ids of a new field of this type whose own id is `following`, and the next free id."""
-    ids, free = [], following + 1
-    for child in range(arrow_type.num_fields):
-        below, free = _number(arrow_type.field(child).type, free)
-        ids += below
-    return (ids or [following]), free
-
-
-def _data_file(file: StagedFile, ids: list[int]) -> Any:
-    from lance.fragment import DataFile
-
-    return DataFile(file.name, ids, list(range(len(ids))), *FILE_VERSION, file.num_bytes)
-
-
-def _without(file: Any, ids: set[int]) -> Any | None:
-    """A data file that no longer provides these fields; None when it provides nothing else."""
-    from lance.fragment import DataFile
-
-    if not ids.intersection(file.fields):
-        return file
-    fields = [DROPPED_FIELD if leaf in ids else leaf for leaf in file.fields]
-    if all(leaf == DROPPED_FIELD for leaf in fields):
-        return None
-    return DataFile(
-        file.path,
-        fields,
-        file.column_indices,
-        file.file_major_version,
-        file.file_minor_version,
-        file.file_size_bytes,
-        file.base_id,
-    )
 
 
 def read_back(dataset: lance.LanceDataset, fragment_ids: Sequence[int], names: Sequence[str]) -> None:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pretrain_assets.errors import CommitError
 from pretrain_assets.progress import Progress
-from pretrain_assets.table import columnfile
+from pretrain_assets.table import columnfile, operations
 from pretrain_assets.table.columnfile import StagedFile
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
 from pretrain_assets.table.schema import same_making
 from pretrain_assets.table.storage import Location, open_dataset, storage_options
-from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
+from pretrain_assets.table.versions import heal, latest_record, open_pin, table_id, tag_version
 
 if TYPE_CHECKING:
     import lance
@@ -44,7 +44,7 @@ class ColumnReader(Protocol):
     """Reads any column of the rows being worked on, files staged by an earlier group included."""
 
     def __call__(self, name: str) -> pa.ChunkedArray:
-        """All live values of a column in row order."""
+        """All live values of a column in row order; NULL where a computed column has no value yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class Fill:
     """Parameters that change the values, as plain JSON; a change recomputes every row."""
     batch_bytes: int
     """Bytes of input held per batch."""
-    summarize: Callable[[lance.LanceDataset, tuple[int, ...]], dict[str, int]] | None = None
-    """Ledger of the new rows, read back from the committed version's named fragments; must close on `in`."""
+    summarize: Callable[[ColumnReader], dict[str, int]] | None = None
+    """Ledger of the rows filled, from the columns just computed; must close on `in`. None: all rows are `written`."""
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -93,6 +93,8 @@ class _Plan:
     """Fragments that lack values."""
     remake: bool
     """The columns are new, or made by other code or parameters: every fragment, and the schema changes."""
+    input_rows: int
+    """Rows of the input version."""
     staged: list[dict[int, StagedFile]] = field(default_factory=list)
     """Per group: fragment id to staged file."""
 
@@ -110,6 +112,7 @@ def fill(location: Location, spec: Fill, *, input_pin: Pin, run_id: str | None =
         run_id: Dagster run id for the lineage record.
 
     Raises:
+        TableError: `input_pin` names another table, or a version that is gone.
         CommitError: another writer kept winning; staged files stay for the next try.
     """
     from lance.commit import CommitConflictError
@@ -118,19 +121,14 @@ def fill(location: Location, spec: Fill, *, input_pin: Pin, run_id: str | None =
     heal(location)
     for attempt in range(COMMIT_TRIES):
         plan = _plan(location, spec, input_pin)
-        if not plan.fragments:
+        if not plan.fragments and not plan.remake:
             return _nothing_to_fill(plan, spec, input_pin, run_id)
         _stage(plan, spec)
         record = _record(plan, spec, input_pin, run_id, time.monotonic() - started)
         try:
             committed = _commit(location, plan, spec, record)
         except CommitConflictError as error:
-            if not getattr(error, "retryable", False):
-                raise CommitError(
-                    f"{spec.stage} could not be committed: {error}. The computed column files are kept; run the same "
-                    "command again to commit them."
-                ) from error
-            _log.info("another writer committed first; re-planning (%d of %d)", attempt + 1, COMMIT_TRIES)
+            _log.info("another writer committed first; re-planning (%d of %d): %s", attempt + 1, COMMIT_TRIES, error)
             continue
         return _finish(committed, plan, spec, record, time.monotonic() - started)
     raise CommitError(
@@ -144,7 +142,7 @@ def missing_fragments(dataset: lance.LanceDataset, fields: Sequence[pa.Field]) -
 
     A stage's function never returns NULL for a live row, so a stored NULL always means "not computed".
     """
-    leaves = columnfile.leaf_ids(dataset, [f.name for f in fields])
+    leaves = columnfile.leaf_ids(dataset.lance_schema, [f.name for f in fields])
     names = " OR ".join(f"{f.name} IS NULL" for f in fields)
     missing = []
     for fragment in dataset.get_fragments():
@@ -159,16 +157,20 @@ def _plan(location: Location, spec: Fill, input_pin: Pin) -> _Plan:
     existing = {f.name: f for f in dataset.schema}
     remake = not all(f.name in existing and same_making(existing[f.name], f) for f in spec.fields)
     candidates = dataset.get_fragments() if remake else missing_fragments(dataset, spec.fields)
-    wanted = _fragments_of(location, dataset, input_pin)
-    return _Plan(dataset=dataset, fragments=[f for f in candidates if f.fragment_id in wanted], remake=remake)
+    pinned = open_pin(location, input_pin)
+    wanted = _fragments_of(dataset, pinned)
+    return _Plan(
+        dataset=dataset,
+        fragments=[f for f in candidates if f.fragment_id in wanted],
+        remake=remake,
+        input_rows=pinned.count_rows(),
+    )
 
 
-def _fragments_of(location: Location, dataset: lance.LanceDataset, pin: Pin) -> set[int]:
+def _fragments_of(dataset: lance.LanceDataset, pinned: lance.LanceDataset) -> set[int]:
     """Fragments of the newest version that hold the pinned rows; all of them if compaction moved rows since."""
     now = {fragment.fragment_id for fragment in dataset.get_fragments()}
-    if dataset.version == pin.version:
-        return now
-    then = {fragment.fragment_id for fragment in open_dataset(location, pin.version).get_fragments()}
+    then = {fragment.fragment_id for fragment in pinned.get_fragments()}
     return then if then <= now else now
 
 
@@ -189,7 +191,9 @@ def _stage(plan: _Plan, spec: Fill) -> None:
                     plan.fragments,
                     outputs=group.outputs,
                     inputs=group.inputs,
-                    make_function=lambda group=group: group.prepare(_reader(plan, spec)),  # type: ignore[misc]
+                    make_function=lambda group=group: group.prepare(  # type: ignore[misc]
+                        _reader(plan, spec, plan.dataset.get_fragments())
+                    ),
                     key=key,
                     whole_table=group.whole_table,
                     batch_bytes=spec.batch_bytes,
@@ -198,10 +202,18 @@ def _stage(plan: _Plan, spec: Fill) -> None:
             )
 
 
-def _reader(plan: _Plan, spec: Fill) -> ColumnReader:
+def _reader(plan: _Plan, spec: Fill, fragments: Sequence[lance.LanceFragment]) -> ColumnReader:
     groups = zip(spec.groups, plan.staged, strict=False)
     staged = {name: files for group, files in groups for name in group.outputs.names}
-    return lambda name: columnfile.read_column(plan.dataset, name, staged.get(name, {}))
+    columns = {f.name: f for f in [*plan.dataset.schema, *spec.fields]}
+    made_otherwise = {f.name for f in spec.fields} if plan.remake else set()
+    return lambda name: columnfile.read_column(
+        plan.dataset,
+        fragments,
+        columns[name],
+        staged=staged.get(name, {}),
+        in_table=name not in made_otherwise,
+    )
 
 
 def _commit(location: Location, plan: _Plan, spec: Fill, record: LineageRecord) -> lance.LanceDataset:
@@ -209,9 +221,9 @@ def _commit(location: Location, plan: _Plan, spec: Fill, record: LineageRecord) 
 
     outputs = [group.outputs for group in spec.groups]
     if plan.remake or len(outputs) > 1:
-        operation = columnfile.merge_operation(plan.dataset, outputs, plan.staged)
+        operation = operations.merge_operation(plan.dataset, outputs, plan.staged, remake=plan.remake)
     else:
-        operation = columnfile.replacement_operation(plan.dataset, outputs[0], plan.staged[0])
+        operation = operations.replacement_operation(plan.dataset, outputs[0], plan.staged[0])
     transaction = lance.Transaction(
         read_version=plan.dataset.version,
         operation=operation,
@@ -229,7 +241,6 @@ def _finish(
         record,
         version=committed.version,
         rows_total=committed.count_rows(),
-        ledger=spec.summarize(committed, filled) if spec.summarize else record.ledger,
         seconds=round(seconds, 3),
     )
     tag_version(committed, record)
@@ -239,6 +250,7 @@ def _finish(
 
 def _record(plan: _Plan, spec: Fill, input_pin: Pin, run_id: str | None, seconds: float) -> LineageRecord:
     rows = sum(fragment.count_rows() for fragment in plan.fragments)
+    written = {"in": rows, "written": rows}
     return LineageRecord(
         stage=spec.stage,
         table_id=table_id(plan.dataset),
@@ -251,7 +263,7 @@ def _record(plan: _Plan, spec: Fill, input_pin: Pin, run_id: str | None, seconds
         rows=rows,
         rows_total=plan.dataset.count_rows(),
         bytes_added=sum(file.num_bytes for files in plan.staged for file in files.values()),
-        ledger={"in": rows, "written": rows},
+        ledger=spec.summarize(_reader(plan, spec, plan.fragments)) if spec.summarize else written,
         seconds=round(seconds, 3),
     )
 
@@ -262,11 +274,7 @@ def _nothing_to_fill(plan: _Plan, spec: Fill, input_pin: Pin, run_id: str | None
         _log.info("%s: nothing new, still %s", spec.stage, previous.tag)
         return StageResult(record=previous, changed=False)
     record = dataclasses.replace(
-        _record(plan, spec, input_pin, run_id, 0.0),
-        version=input_pin.version,
-        rows=0,
-        bytes_added=0,
-        ledger={"in": 0, "written": 0},
+        _record(plan, spec, input_pin, run_id, 0.0), version=input_pin.version, rows_total=plan.input_rows
     )
     tag_version(plan.dataset, record)
     _log.info("%s: no value missing, adopts version %d of its input", spec.stage, record.version)

@@ -65,8 +65,7 @@ def absolute(uri: str, root: str | Path | None = None) -> str:
     """Resolve a local path against `root` (default: the working directory); remote uris stay as they are."""
     if is_remote(uri):
         return uri.rstrip("/")
-    path = Path(uri.removeprefix("file://")).expanduser()
-    return str(path if path.is_absolute() else (Path(root) if root else Path.cwd()) / path)
+    return str(Path(root or "").absolute() / Path(uri.removeprefix("file://")).expanduser())
 
 
 def storage_options(uri: str) -> dict[str, str] | None:
@@ -98,7 +97,7 @@ def exists(location: Location) -> bool:
     fs, path = filesystem(location.uri)
     if is_remote(location.uri):
         fs.invalidate_cache()
-    return bool(fs.exists(f"{path}/_versions"))
+    return bool(fs.glob(f"{path}/_versions/*.manifest"))  # a creation that was killed leaves the bare folder
 
 
 def open_dataset(location: Location, version: int | str | None = None) -> lance.LanceDataset:

@@ -50,14 +50,21 @@ def open_pin(location: Location, pin: Pin) -> lance.LanceDataset:
     Raises:
         TableError: another table stands there now, or the version was cleaned up.
     """
-    dataset = open_dataset(location, pin.version)
-    found = table_id(dataset)
+    try:
+        dataset = open_dataset(location, pin.version)
+    except TableError:
+        _require_identity(location, table_id(open_dataset(location)), pin)
+        raise
+    _require_identity(location, table_id(dataset), pin)
+    return dataset
+
+
+def _require_identity(location: Location, found: str, pin: Pin) -> None:
     if found != pin.table_id:
         raise TableError(
             f"{location.uri} is not the table of pin {pin}: its identity is {found}. The table was recreated; "
             "point to the old database, or run the stage again on the new one."
         )
-    return dataset
 
 
 def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:

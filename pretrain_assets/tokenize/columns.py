@@ -93,10 +93,9 @@ def _batch_function(tokenizer: Tokenizer, _: ColumnReader) -> BatchFunction:
     return token_columns
 
 
-def _summarize(dataset: lance.LanceDataset, fragment_ids: tuple[int, ...]) -> dict[str, int]:
-    rows, empty = 0, 0
-    for fragment_id in fragment_ids:
-        fragment = dataset.get_fragment(fragment_id)
-        rows += fragment.count_rows()
-        empty += fragment.count_rows("n_tokens = 0")
-    return {"in": rows, "tokenized": rows - empty, "empty": empty}
+def _summarize(read: ColumnReader) -> dict[str, int]:
+    import pyarrow.compute as pc
+
+    lengths = read("n_tokens")
+    empty = pc.sum(pc.equal(lengths, 0), min_count=0).as_py()
+    return {"in": len(lengths), "tokenized": len(lengths) - empty, "empty": empty}

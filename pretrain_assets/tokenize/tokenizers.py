@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """Pre-tokenizer of GPT-2, as published with the model (openai/gpt-2, encoder.py)."""
 GPT2_EOS = "<|endoftext|>"
+LONG_TEXT = 100_000
+"""Characters from which a text is searched for runs of white space as long: near 1,000,000 they overflow the regex."""
+LONG_RUN = re.compile(rf"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{LONG_TEXT},}}")
 
 
 class Tokenizer(Protocol):
@@ -82,11 +86,25 @@ class Gpt2Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Encode on all cores; tiktoken releases the interpreter lock."""
+        if any(len(text) > LONG_TEXT and LONG_RUN.search(text) for text in texts):
+            return _concatenate([self._encode(text) for text in texts])
         return _concatenate(self._encoding.encode_ordinary_batch(list(texts)))
 
+    def _encode(self, text: str) -> list[int]:
+        """As `encode_ordinary`, but cuts long runs of white space where GPT2_PATTERN does, before their last one."""
+        ids: list[int] = []
+        start = 0
+        for run in LONG_RUN.finditer(text):
+            stop = run.end() if run.end() == len(text) else run.end() - 1
+            ids += self._encoding.encode_ordinary(text[start : run.start()])
+            ids += self._encoding._encode_single_piece(text[run.start() : stop])
+            start = stop
+        ids += self._encoding.encode_ordinary(text[start:])
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of some ids."""
-        return self._encoding.decode(list(ids), errors="replace")
+        """Text of some ids; padding is left out."""
+        return str(self._encoding.decode([i for i in ids if i <= self._encoding.max_token_value], errors="replace"))
 
 
 class ByteTokenizer:
@@ -111,14 +129,16 @@ class HuggingFaceTokenizer:
     def __init__(self, name: str) -> None:
         import transformers
 
-        local = Path(name).expanduser().is_dir()
+        folder = Path(name).expanduser()
+        local = folder.is_dir()
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-                name, trust_remote_code=False, local_files_only=local, use_fast=True
+                str(folder) if local else name, trust_remote_code=False, local_files_only=local, use_fast=True
             )
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the Rust tokenizers raise bare Exception for a file they cannot read
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise TokenizerError(
-                f"Cannot load tokenizer hf:{name}: {str(error).splitlines()[0]}. Give a directory with tokenizer.json, "
+                f"Cannot load tokenizer hf:{name}: {reason}. Give a directory with tokenizer.json, "
                 "or the name of a model on the hub that this machine can reach."
             ) from error
         if self._tokenizer.eos_token_id is None:
@@ -129,30 +149,52 @@ class HuggingFaceTokenizer:
         self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if self._fast is not None:
             self._fast.encode_special_tokens = True
-        vocab_size, eos_id = len(self._tokenizer), int(self._tokenizer.eos_token_id)
-        pad_id = self._tokenizer.pad_token_id
+            self._fast.no_truncation()  # a tokenizer.json may carry both: documents would be cut, or filled up
+            self._fast.no_padding()
+        eos_id, pad_id = int(self._tokenizer.eos_token_id), self._tokenizer.pad_token_id
+        unknown_id = self._tokenizer.unk_token_id
+        self._unknown_id = None if unknown_id in (eos_id, pad_id) else unknown_id
+        self._special_ids = sorted(set(self._tokenizer.all_special_ids) - {self._unknown_id})
+        vocab_size = 1 + max(self._tokenizer.get_vocab().values())  # not the number of entries: ids may have gaps
         vocabulary = json.loads(self._fast.to_str()) if self._fast else sorted(self._tokenizer.get_vocab().items())
         self.identity = TokenizerIdentity(
-            name=f"hf:{Path(name).expanduser().resolve().name if local else name}",
+            name=f"hf:{folder.resolve().name if local else name}",
             fingerprint=_fingerprint(vocabulary, eos_id),
             vocab_size=vocab_size,
             eos_id=eos_id,
-            pad_id=vocab_size if pad_id is None or pad_id == eos_id else int(pad_id),
+            pad_id=vocab_size if pad_id in (None, eos_id, unknown_id) else int(pad_id),
         )
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Encode without adding or recognising special tokens."""
+        """Encode without adding or recognising special tokens.
+
+        Raises:
+            TokenizerError: a word is a special token in the model's own vocabulary, and there is no unknown token.
+        """
+        import numpy as np
+
         if self._fast is not None:
-            return _concatenate([e.ids for e in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)])
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
-        return _concatenate(encoded["input_ids"])
+            encoded = [e.ids for e in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+        else:
+            encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        values, offsets = _concatenate(encoded)
+        spelled = np.isin(values, self._special_ids)
+        if spelled.any():
+            if self._unknown_id is None:
+                raise TokenizerError(
+                    f"Tokenizer {self.identity.name} turns a text into the special token "
+                    f"{self.decode(values[spelled][:1].tolist())!r}, and has no unknown token of its own to put there: "
+                    "set unk_token in its tokenizer_config.json to a token that is neither end-of-text nor padding."
+                )
+            values[spelled] = self._unknown_id
+        return values, offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids."""
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
-def _concatenate(encoded: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def _concatenate(encoded: Sequence[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     import numpy as np
 
     offsets = np.zeros(len(encoded) + 1, dtype=np.int64)

@@ -1,0 +1,43 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Each installs what it needs, once.
+# A fresh machine needs Python 3.10 to 3.13 and make.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+export DAGSTER_HOME := $(CURDIR)
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo ui test lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+# Installed from constraints.txt, so that everybody runs the same versions. Re-made only when a pin changes.
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv (once; a few minutes)"
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make $@ PYTHON=/path/to/python"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/installed ## Run the main job on the bundled documents: text in, trained model and provenance out
+	@$(BIN)/pretrain demo
+
+ui: .venv/installed ## Dagster UI on the same instance, at http://127.0.0.1:3000
+	@$(BIN)/dagster dev -h 127.0.0.1 -p $(or $(PORT),3000) -w workspace.yaml
+
+test: .venv/installed ## Run the tests
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/installed ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: .venv/installed ## Let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## Remove the demo's table, runs and Dagster instance; keep .venv
+	rm -rf .pretrain .dagster storage history schedules logs .logs_queue .telemetry .nux

@@ -1,0 +1,47 @@
+"""Jobs, the nightly schedule and the source sensor. Both are delivered stopped: switch them on in the UI.
+
+Invariant: a re-curation does work for new rows only, and trains nothing; training stays a decision.
+"""
+
+import dagster as dg
+
+from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INDEX, INGESTED, SOURCE_FILES, TOKENIZED
+from pretrain_assets.assets.resources import SourceResource
+
+recurate_job = dg.define_asset_job(
+    "recurate",
+    selection=dg.AssetSelection.assets(SOURCE_FILES, INGESTED, DEDUPED, TOKENIZED, INDEX),
+    description="Observe the sources, append what is new, fill columns for just those rows, extend the index.",
+)
+
+pretrain_job = dg.define_asset_job(
+    "pretrain",
+    selection=dg.AssetSelection.assets(SOURCE_FILES, INGESTED, DEDUPED, TOKENIZED, CHECKPOINT, INDEX),
+    description="The whole way from source files to a trained checkpoint of one recipe and the index.",
+)
+
+nightly = dg.ScheduleDefinition(
+    name="nightly_recuration",
+    job=recurate_job,
+    cron_schedule="0 2 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Re-curate at 02:00 UTC: new documents only.",
+)
+
+
+@dg.sensor(
+    name="source_sensor",
+    job=recurate_job,
+    minimum_interval_seconds=60,
+    default_status=dg.DefaultSensorStatus.STOPPED,
+    description="Re-curate as soon as the fingerprint of the source files changes.",
+)
+def source_sensor(context: dg.SensorEvaluationContext, source: SourceResource) -> dg.SensorResult | dg.SkipReason:
+    """Compare the listing's fingerprint with the cursor."""
+    from pretrain_assets.ingest.sources import sources_fingerprint
+
+    fingerprint, num_files = sources_fingerprint(source.config())
+    if fingerprint == context.cursor:
+        return dg.SkipReason(f"{num_files} source files, unchanged")
+    return dg.SensorResult(run_requests=[dg.RunRequest(run_key=fingerprint)], cursor=fingerprint)

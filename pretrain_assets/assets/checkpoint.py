@@ -1,0 +1,189 @@
+"""`model/checkpoint`: torchrun on a pinned version, one partition per recipe.
+
+The run is a separate process tree (see launch/): it reports through Pipes while it trains, dies with this step, and the
+next materialization resumes it from its newest complete checkpoint.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from pretrain_assets import recipes
+from pretrain_assets.assets.events import check_result, md, user_errors
+from pretrain_assets.assets.keys import CHECKPOINT, TOKENIZED, TRAINING_POOL
+from pretrain_assets.assets.pins import input_pin, record_at
+from pretrain_assets.assets.resources import CorpusResource, LauncherResource
+from pretrain_assets.config import Recipe, RunSpec, from_dict, override
+from pretrain_assets.errors import CheckpointError, TableError
+from pretrain_assets.launch.contract import read_result
+from pretrain_assets.launch.local import run_local
+from pretrain_assets.report.plots import line
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.verify import Finding, filters_disjoint
+from pretrain_assets.table.versions import open_pin
+from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.passport import missing_fields
+from pretrain_assets.train.spec import make_spec
+
+recipe_partitions = dg.StaticPartitionsDefinition(list(recipes.RECIPES))
+
+
+class CheckpointSettings(dg.Config):
+    """Launchpad settings of a training run."""
+
+    overrides: dict[str, Any] = Field(default={})
+    """Recipe settings to change, by dotted name: `{"data.filter": "score > 3", "train.max_steps": 100}`."""
+
+
+@dg.asset(
+    key=CHECKPOINT,
+    deps=[TOKENIZED],
+    group_name="model",
+    kinds={"pytorch"},
+    partitions_def=recipe_partitions,
+    code_version="1",
+    pool=TRAINING_POOL,
+    description="A trained model, and the passport of exactly the rows it saw. One partition per recipe.",
+)
+def checkpoint(
+    context: dg.AssetExecutionContext, corpus: CorpusResource, launcher: LauncherResource, config: CheckpointSettings
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """Train the partition's recipe on the version that the tokenized materialization names."""
+    location = corpus.location()
+    with user_errors():
+        pin = input_pin(context, TOKENIZED, location, "tokenized")
+        tag = record_at(location, pin, "tokenized").tag
+        recipe = override(recipes.get(context.partition_key), config.overrides)
+        spec = make_spec(location, pin, tag, recipe, launcher.runs())
+        result = train(context, spec, launcher.nproc_per_node)
+    return dg.MaterializeResult(
+        metadata=run_metadata(spec, result), data_version=dg.DataVersion(f"{spec.pin}#{result['digest']}")
+    )
+
+
+def train(context: dg.AssetExecutionContext, spec: RunSpec, nproc: int) -> dict[str, Any]:
+    """Run to the end, streaming progress into the event log; a finished run is not started again.
+
+    Raises:
+        CheckpointError: the run failed, or was stopped before its last step.
+    """
+    finished = read_result(spec.run_dir)
+    if finished and finished["status"] == "done":
+        context.log.info(f"{spec.run_dir} is complete: nothing to train")
+        return finished
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        observe = _observer(context, session)
+        env = {**os.environ, **session.get_bootstrap_env_vars()}
+        result = run_local(spec, nproc, env=env, while_running=observe)
+        observe()
+    if result["status"] != "done":
+        raise CheckpointError(
+            f"Training {spec.recipe.name} {result['status']} at step {result.get('step', 0)}: "
+            f"{result.get('error', 'stopped on request')}. Checkpoints are in {spec.run_dir}; materialize again to "
+            "resume from the newest."
+        )
+    return result
+
+
+def _observer(context: dg.AssetExecutionContext, session: dg.PipesSession) -> Callable[[], None]:
+    """A function that turns new progress messages into observations, which the UI plots while the run goes on."""
+    shown = 0
+
+    def observe() -> None:
+        nonlocal shown
+        messages = session.get_custom_messages()
+        for message in messages[shown:]:
+            if message.get("kind") == "progress":
+                numbers = {name: v for name, v in message.items() if isinstance(v, (int, float))}
+                context.log_event(
+                    dg.AssetObservation(asset_key=CHECKPOINT, partition=context.partition_key, metadata=numbers)
+                )
+        shown = len(messages)
+
+    return observe
+
+
+def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
+    """Metadata of a checkpoint: its data, its losses, its files, and both loss curves."""
+    points = read_metrics(spec.run_dir)
+    losses = [(p["step"], p["loss"]) for p in points if p.get("loss") is not None]
+    validation = [(p["step"], p["val_loss"]) for p in points if p.get("val_loss") is not None]
+    pin = Pin.parse(spec.pin)
+    return {
+        "lance/version": pin.version,
+        "lance/tag": spec.tag,
+        "lance/table_id": pin.table_id,
+        "lance/pin": spec.pin,
+        "lance/uri": f"{spec.database_uri}/{spec.table_name}.lance",
+        "run_dir": dg.MetadataValue.path(spec.run_dir),
+        "checkpoint": dg.MetadataValue.path(result["checkpoint"]),
+        "steps": result["step"],
+        "tokens": result["tokens"],
+        "first_loss": result["first_loss"],
+        "train_loss": result["train_loss"],
+        "first_val_loss": result["first_val_loss"],
+        "val_loss": result["val_loss"],
+        "seconds": result["seconds"],
+        "filter": spec.recipe.data.filter,
+        "held_out_filter": spec.recipe.data.held_out_filter,
+        "passport": dg.MetadataValue.json(result["passport"]),
+        "sample": dg.MetadataValue.text(result["sample"]),
+        "plot": md(line("training loss", *_columns(losses))),
+        "validation": md(line("validation loss", *_columns(validation))),
+    }
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+CHECK_NAMES = ("loss_falls", "passport_complete", "filters_disjoint")
+
+
+@dg.multi_asset_check(
+    name="checkpoint_checks",
+    specs=[dg.AssetCheckSpec(name=name, asset=CHECKPOINT, blocking=True) for name in CHECK_NAMES],
+)
+def checkpoint_checks(context: dg.AssetCheckExecutionContext, corpus: CorpusResource) -> Iterator[dg.AssetCheckResult]:
+    """Loss finite and falling, passport complete, training and held-out rows disjoint."""
+    event = context.instance.get_latest_materialization_event(CHECKPOINT)
+    with user_errors():
+        if event is None or event.asset_materialization is None:
+            raise TableError(f"{CHECKPOINT.to_user_string()} has never run: materialize it first.")
+        metadata = {name: value.value for name, value in event.asset_materialization.metadata.items()}
+        passport: dict[str, Any] = metadata["passport"]
+        recipe = from_dict(Recipe, passport["recipe"])
+        dataset = open_pin(corpus.location(), Pin.parse(str(metadata["lance/pin"])))
+        found = [
+            _loss_falls(metadata),
+            _passport_complete(passport, str(metadata["lance/pin"])),
+            filters_disjoint(dataset, recipe.data.filter, recipe.data.held_out_filter),
+        ]
+    for finding in found:
+        yield check_result(finding, CHECKPOINT, dg.AssetCheckSeverity.ERROR)
+
+
+def _loss_falls(metadata: dict[str, Any]) -> Finding:
+    first, last = float(metadata["first_val_loss"]), float(metadata["val_loss"])
+    return Finding(
+        name="loss_falls",
+        passed=last < first,  # false for NaN as well
+        description=f"validation loss {first:.4f} at the start, {last:.4f} at the end",
+    )
+
+
+def _passport_complete(passport: dict[str, Any], pin: str) -> Finding:
+    missing = missing_fields(passport)
+    same = passport.get("pin") == pin
+    return Finding(
+        name="passport_complete",
+        passed=not missing and same,
+        description=f"missing: {missing}" if missing else f"names {passport.get('pin')}, trained on {pin}",
+    )

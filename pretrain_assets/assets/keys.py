@@ -1,0 +1,15 @@
+"""Asset keys, groups and pools, in flow order."""
+
+from dagster import AssetKey
+
+SOURCE_FILES = AssetKey(["source", "files"])
+INGESTED = AssetKey(["corpus", "ingested"])
+DEDUPED = AssetKey(["corpus", "deduped"])
+TOKENIZED = AssetKey(["corpus", "tokenized"])
+CHECKPOINT = AssetKey(["model", "checkpoint"])
+INDEX = AssetKey(["forensics", "index"])
+
+TABLE_POOL = "table_writer"
+"""One writer per table at a time."""
+TRAINING_POOL = "training"
+"""Training runs wait for each other, not for the table."""

@@ -1,0 +1,51 @@
+"""Which table version a step reads: the one that its input materialization names, never "latest".
+
+In a race the newest event can be younger than the one Dagster recorded as the input. So the input's storage id is taken
+from the step context and exactly that materialization is fetched. That method is not public in Dagster 1.13; it is used
+in this one place, guarded by a test.
+"""
+
+import dagster as dg
+
+from pretrain_assets.errors import TableError
+from pretrain_assets.table.lineage import LineageRecord, Pin
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import latest_record, record_of
+
+
+def input_pin(context: dg.AssetExecutionContext, key: dg.AssetKey, location: Location, stage: str) -> Pin:
+    """Pin of the materialization of `key` that Dagster recorded as this step's input.
+
+    A table made by the CLI has no materialization yet: then it is the stage's newest version in the table itself.
+
+    Raises:
+        TableError: the stage has never run.
+    """
+    info = context.get_step_execution_context().maybe_fetch_and_get_input_asset_version_info(key)
+    if info is not None and info.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+        records = context.instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=key, storage_ids=[info.storage_id]), limit=1
+        ).records
+        if records and records[0].asset_materialization:
+            return pin_of(records[0].asset_materialization)
+    record = latest_record(open_dataset(location), stage)
+    if record is None:
+        raise TableError(f"{key.to_user_string()} has never run: materialize it first.")
+    context.log.info(f"{key.to_user_string()} has no materialization here; using {record.tag} from the table")
+    return record.pin
+
+
+def latest_pin(instance: dg.DagsterInstance, key: dg.AssetKey) -> Pin | None:
+    """Pin of the newest materialization, or None."""
+    event = instance.get_latest_materialization_event(key)
+    return pin_of(event.asset_materialization) if event and event.asset_materialization else None
+
+
+def pin_of(materialization: dg.AssetMaterialization) -> Pin:
+    """The pin in a materialization's metadata."""
+    return Pin.parse(str(materialization.metadata["lance/pin"].value))
+
+
+def record_at(location: Location, pin: Pin, stage: str) -> LineageRecord:
+    """The lineage record behind a materialization."""
+    return record_of(open_dataset(location), stage, pin.version)

@@ -1,0 +1,57 @@
+"""Resources: where the table lives, what is read into it, and where training runs.
+
+Every value can be set in the launchpad; the defaults come from the environment, so that one deployment needs no code.
+"""
+
+import dagster as dg
+from pydantic import Field
+
+from pretrain_assets import project
+from pretrain_assets.config import IngestConfig, from_dict
+from pretrain_assets.table.storage import Location, absolute
+
+
+class CorpusResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """The one LanceDB table."""
+
+    database_uri: str = Field(default_factory=project.database_uri)
+    """Local directory (relative to DAGSTER_HOME) or `s3://bucket/prefix`; credentials come from `AWS_*` variables."""
+    table_name: str = Field(default_factory=project.table_name)
+    """Table name."""
+
+    def location(self) -> Location:
+        """Where the table is, with local paths made absolute."""
+        return Location(database_uri=absolute(self.database_uri, project.home()), table_name=self.table_name)
+
+
+class SourceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """What is ingested. Shared by the observed source, the ingest asset, the sensor and the schedule."""
+
+    sources: list[str] = Field(default_factory=project.sources)
+    """Paths, globs, `s3://`, `hf://datasets/...`, `bundled` or `synthetic:rows:seed`."""
+    extra_columns: list[str] = Field(default=[])
+    """More columns to keep, by name."""
+    on_bad_row: str = "raise"
+    """`raise`, or `skip` to leave bad rows out and count them."""
+
+    def config(self) -> IngestConfig:
+        """The domain's configuration."""
+        return from_dict(IngestConfig, self.model_dump(include={"sources", "extra_columns", "on_bad_row"}))
+
+
+class LauncherResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Where and how training runs are launched."""
+
+    runs_uri: str = Field(default_factory=project.runs_uri)
+    """Folder of training runs: local (relative to DAGSTER_HOME) or `s3://...`."""
+    nproc_per_node: int = Field(default_factory=project.nproc_per_node)
+    """Ranks that torchrun starts on this node: the number of GPUs, or 2 on a CPU."""
+
+    def runs(self) -> str:
+        """The folder of training runs, local paths made absolute."""
+        return absolute(self.runs_uri, project.home())
+
+
+def default_resources() -> dict[str, object]:
+    """Resources as the environment configures them (see project.py)."""
+    return {"corpus": CorpusResource(), "source": SourceResource(), "launcher": LauncherResource()}

@@ -1,0 +1,45 @@
+"""`corpus/tokenized`: token columns, made by the tokenizer that the column's metadata names."""
+
+import dagster as dg
+from pydantic import Field
+
+from pretrain_assets import project
+from pretrain_assets.assets.events import stage_result, user_errors
+from pretrain_assets.assets.keys import DEDUPED, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.pins import input_pin
+from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.config import TokenizeConfig
+from pretrain_assets.curate import eda
+from pretrain_assets.report.plots import bars
+from pretrain_assets.table.storage import open_dataset
+from pretrain_assets.tokenize.columns import CODE_VERSION, tokenize
+
+
+class TokenizeSettings(dg.Config):
+    """Launchpad settings of the tokenized stage."""
+
+    tokenizer: str = Field(default_factory=project.tokenizer)
+    """`gpt2`, `byte` or `hf:<name or local directory>`. Another one recomputes every row, in one new version."""
+
+
+@dg.asset(
+    key=TOKENIZED,
+    deps=[DEDUPED],
+    group_name="corpus",
+    kinds={"table"},
+    code_version=CODE_VERSION,
+    pool=TABLE_POOL,
+    description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
+)
+def tokenized(
+    context: dg.AssetExecutionContext, corpus: CorpusResource, config: TokenizeSettings
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """Encode new rows."""
+    location = corpus.location()
+    with user_errors():
+        pin = input_pin(context, DEDUPED, location, "deduped")
+        settings = TokenizeConfig(tokenizer=config.tokenizer)
+        result = tokenize(location, settings, input_pin=pin, run_id=context.run_id)
+    bins = eda.length_bins(open_dataset(location, result.record.version))
+    plot = bars("documents by characters", [b.label for b in bins], [b.rows for b in bins])
+    return stage_result(location, result, DEDUPED, plot)

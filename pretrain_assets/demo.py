@@ -1,0 +1,94 @@
+"""`pretrain demo`: the main job on the bundled documents, and a summary a person wants to read.
+
+Invariant: it goes through the same Dagster job and instance as the UI, and a second run makes no new version.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
+from pretrain_assets.forensics.search import search_seen
+from pretrain_assets.launch.contract import read_result
+from pretrain_assets.report.text import hits_text, stages_text
+from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.storage import Location, exists, open_dataset
+from pretrain_assets.table.versions import STAGES, latest_record
+
+QUERY = "lead me beside the still waters"
+
+NEXT = (
+    ("make ui", "the asset graph, versions and loss curves of this very run, in the browser"),
+    ("{pretrain} lineage", "from the checkpoint back to the files, with every tag"),
+    (
+        '{pretrain} train demo --set "data.filter=NOT is_dup AND (id % 100 != 0) AND score > 3"',
+        "an ablation: the same, on better documents",
+    ),
+)
+
+
+def run_demo(location: Location, runs_uri: str) -> None:
+    """Materialize the whole graph for the demo recipe, then print the summary."""
+    from pretrain_assets.assets.inprocess import run_job
+
+    started = time.monotonic()
+    before = open_dataset(location).version if exists(location) else None
+    click.echo("Bundled documents -> ingested -> deduped -> tokenized -> a small GPT on 2 ranks -> full-text index")
+    run_job("pretrain", partition="demo")
+    seconds = time.monotonic() - started
+    checkpoint = find_checkpoint("demo", runs_uri)
+    result = read_result(checkpoint.run_dir)
+    assert result is not None  # the job above has just checked it
+    click.echo(summary(location, checkpoint, result))
+    now = open_dataset(location).version
+    if before == now:
+        click.echo(f"\nNothing was new: no stage made a version, the table stays at v{now}. ({seconds:.0f} s)")
+    else:
+        click.echo(f"\nDone in {seconds:.0f} s. Run it again: nothing will change, and it will say so.")
+
+
+def summary(location: Location, checkpoint: Checkpoint, result: dict[str, Any]) -> str:
+    """Stages, losses, a sample, a search, and what to try next."""
+    dataset = open_dataset(location)
+    records = [record for stage in STAGES if (record := latest_record(dataset, stage))]
+    hits = search_seen(location, QUERY, checkpoint=checkpoint, limit=3)
+    return "\n".join(
+        [
+            _title("One table, its versions"),
+            stages_text(records),
+            f"table {location.uri} ({records[0].table_id})",
+            _title("Training"),
+            _training(checkpoint, result),
+            _title("A sample"),
+            " ".join(str(result["sample"]).split()),
+            _title(f'Search: "{QUERY}", over exactly the rows of the model\'s version'),
+            hits_text(hits),
+            _title("Next"),
+            *_next_commands(records),
+        ]
+    )
+
+
+def _training(checkpoint: Checkpoint, result: dict[str, Any]) -> str:
+    passport = checkpoint.passport
+    return "\n".join(
+        [
+            f"training loss   {result['first_loss']:.3f} -> {result['train_loss']:.3f}",
+            f"validation loss {result['first_val_loss']:.3f} -> {result['val_loss']:.3f}  "
+            f"(held out: {passport['held_out_filter']})",
+            f"{result['step']} steps, {passport['tokens_seen']:,} tokens of {passport['tag']}, recipe "
+            f"{passport['recipe']['name']}, {result['seconds']:.0f} s",
+            f"checkpoint {checkpoint.uri}",
+        ]
+    )
+
+
+def _next_commands(records: list[LineageRecord]) -> list[str]:
+    return [f"  {command.format(pretrain='.venv/bin/pretrain')}\n      {what}" for command, what in NEXT]
+
+
+def _title(text: str) -> str:
+    return f"\n{text}\n{'-' * len(text)}"

@@ -1,0 +1,94 @@
+"""Finding a checkpoint by what a person types: a run's folder, a checkpoint's folder, or a recipe's name.
+
+Invariant: only complete checkpoints are found; the passport read is the checkpoint's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pretrain_assets.config import Recipe, from_dict
+from pretrain_assets.errors import CheckpointError
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.storage import filesystem, is_remote, join
+from pretrain_assets.train import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint and its passport."""
+
+    run_dir: str
+    """Folder of the run."""
+    step: int
+    """Optimizer steps done."""
+    passport: dict[str, Any]
+    """What it carries about its data."""
+
+    @property
+    def uri(self) -> str:
+        """Folder of the checkpoint."""
+        return checkpoint.checkpoint_uri(self.run_dir, self.step)
+
+    @property
+    def pin(self) -> Pin:
+        """Table version it was trained on."""
+        return Pin.parse(self.passport["pin"])
+
+    @property
+    def recipe(self) -> Recipe:
+        """Recipe it was trained with."""
+        return from_dict(Recipe, self.passport["recipe"])
+
+
+def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
+    """Find one checkpoint.
+
+    Args:
+        which: Folder of a checkpoint or of a run, recipe name, or None for the run that was changed last.
+        runs_uri: Folder of all runs.
+
+    Raises:
+        CheckpointError: nothing there, or nothing complete.
+    """
+    if which and f"/{CHECKPOINTS_NAME}/step_" in which:
+        run_dir, _, digits = which.rstrip("/").rpartition(f"/{CHECKPOINTS_NAME}/step_")
+        if digits.isdigit():
+            return _open(run_dir, int(digits))
+    runs = [which] if which and "/" in which else list(_runs(runs_uri, which))
+    for run_dir in runs:
+        step = checkpoint.newest(run_dir)
+        if step is not None:
+            return _open(run_dir, step)
+    wanted = f"of {which!r} " if which else ""
+    raise CheckpointError(
+        f"No complete checkpoint {wanted}under {runs_uri}. Train one: `pretrain train {which or 'demo'}`, or "
+        "materialize model/checkpoint."
+    )
+
+
+def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
+    """Folders of runs (of one recipe), the one changed last first."""
+    fs, path = filesystem(runs_uri)
+    fs.invalidate_cache()
+    if not fs.exists(path):
+        return
+    found = []
+    for entry in fs.ls(path, detail=False):
+        name = entry.rstrip("/").rsplit("/", 1)[-1]
+        spec = f"{entry.rstrip('/')}/{RUN_NAME}"
+        if (recipe is None or name.startswith(f"{recipe}-v")) and fs.exists(spec):
+            found.append((fs.modified(spec), join(runs_uri, name) if is_remote(runs_uri) else entry))
+    yield from (entry for _, entry in sorted(found, reverse=True))
+
+
+def _open(run_dir: str, step: int) -> Checkpoint:
+    data = read_file(join(checkpoint.checkpoint_uri(run_dir, step), checkpoint.PASSPORT_NAME))
+    if data is None:
+        have = ", ".join(str(s) for s in checkpoint.steps(run_dir)) or "none"
+        raise CheckpointError(f"{run_dir} has no checkpoint of step {step}; it has: {have}")
+    return Checkpoint(run_dir=run_dir, step=step, passport=json.loads(data))

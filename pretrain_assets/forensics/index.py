@@ -1,0 +1,90 @@
+"""The full-text index on `text`: built once, a delta after every append, always tagged with the version it covers.
+
+Invariant: the newest `indexed` record's version has every live row in the index.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.config import IndexConfig
+from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
+from pretrain_assets.table.storage import Location
+from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
+
+if TYPE_CHECKING:
+    import lance
+
+CODE_VERSION = "1"
+"""Raised when an index must be built anew."""
+INDEX_NAME = "text_fts"
+TOKENIZER: dict[str, Any] = {"language": "English", "stem": True, "remove_stop_words": True, "lower_case": True}
+"""How the index splits text into terms; BM25 over stemmed English words."""
+
+_log = logging.getLogger(__name__)
+
+
+def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_id: str | None = None) -> StageResult:
+    """Bring the full-text index up to date: one new version if a row was not indexed yet, otherwise none.
+
+    Args:
+        location: The table.
+        config: Whether word positions are kept. A change builds the index anew.
+        input_pin: Version whose rows must be found afterwards.
+        run_id: Dagster run id for the lineage record.
+    """
+    started = time.monotonic()
+    dataset = heal(location)
+    parameters = {"with_position": config.with_position, **TOKENIZER}
+    previous = latest_record(dataset, "indexed")
+    covered, size_before = _coverage(dataset)
+    same = previous is not None and (previous.parameters, previous.code_version) == (parameters, CODE_VERSION)
+    rows = dataset.count_rows()
+    if previous is not None and same and covered == rows and previous.version >= input_pin.version:
+        _log.info("indexed: nothing new, still %s", previous.tag)
+        return StageResult(record=previous, changed=False)
+    changed = not (same and covered == rows)
+    if changed:
+        _log.info("indexed: %s of %s rows to index", f"{rows - covered if same else rows:,}", f"{rows:,}")
+        dataset = _extend(dataset) if same else _create(dataset, parameters)
+    record = LineageRecord(
+        stage="indexed",
+        table_id=table_id(dataset),
+        version=dataset.version,
+        inputs=(str(input_pin),),
+        columns=(),
+        parameters=parameters,
+        code_version=CODE_VERSION,
+        run_id=run_id,
+        rows=rows - covered if same else rows,
+        rows_total=rows,
+        bytes_added=max(0, _coverage(dataset)[1] - size_before),
+        ledger={"in": rows, "indexed": _coverage(dataset)[0]},
+        seconds=round(time.monotonic() - started, 3),
+    )
+    tag_version(dataset, record)
+    _log.info("indexed: version %d, tag %s", record.version, record.tag)
+    return StageResult(record=record, changed=changed)
+
+
+def _coverage(dataset: lance.LanceDataset) -> tuple[int, int]:
+    """Rows in the index and its size in bytes."""
+    for index in dataset.describe_indices():
+        if index.name == INDEX_NAME:
+            return int(index.num_rows_indexed), int(index.total_size_bytes or 0)
+    return 0, 0
+
+
+def _create(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> lance.LanceDataset:
+    dataset.create_scalar_index("text", "INVERTED", name=INDEX_NAME, replace=True, **parameters)
+    dataset.checkout_latest()
+    return dataset
+
+
+def _extend(dataset: lance.LanceDataset) -> lance.LanceDataset:
+    """Index only the new rows, as a delta beside the existing index."""
+    dataset.optimize.optimize_indices(num_indices_to_merge=0, index_names=[INDEX_NAME])
+    dataset.checkout_latest()
+    return dataset

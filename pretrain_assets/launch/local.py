@@ -1,0 +1,99 @@
+"""The local launcher: torchrun on this machine, in its own session, tied to the process that started it.
+
+Invariant: `run_local` returns or raises only when no process of the run is left. Every command is an argument list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pretrain_assets.config import RunSpec
+from pretrain_assets.errors import ConfigError
+from pretrain_assets.launch.contract import clear_unfinished_result, read_result, write_spec
+from pretrain_assets.launch.guard import guarded
+
+GRACE_SECONDS = 60
+"""Seconds that a stopped run gets to finish its step and save; torchrun's own 30 are few for large models."""
+
+POLL_SECONDS = 0.5
+"""Seconds between looks at what a run reports."""
+
+
+def torchrun_argv(run_json: str, nproc: int) -> list[str]:
+    """The command that trains on `nproc` processes of this machine."""
+    return [
+        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)],
+        *["--shutdown-timeout", str(GRACE_SECONDS), "-m", "pretrain_assets.train", run_json],
+    ]
+
+
+def check_nproc(spec: RunSpec, nproc: int) -> None:
+    """Refuse a number of processes that cannot share the splits equally.
+
+    Raises:
+        ConfigError: num_splits is not a multiple of nproc.
+    """
+    splits = spec.recipe.data.num_splits
+    if nproc < 1 or splits % nproc:
+        fitting = ", ".join(str(n) for n in range(1, splits + 1) if splits % n == 0)
+        raise ConfigError(f"nproc={nproc} cannot share num_splits={splits} equally; use one of {fitting} processes")
+
+
+def run_local(
+    spec: RunSpec,
+    nproc: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    while_running: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Train on this machine and wait; returns the run's result, whose `status` is done, stopped or failed.
+
+    `while_running` is called about twice a second, so that an orchestrator can pass on what the run reports.
+
+    Being cancelled (KeyboardInterrupt or any other exception) stops the run: it saves a checkpoint, then the
+    exception goes on.
+
+    Raises:
+        ConfigError: nproc does not divide num_splits; raised before anything starts.
+    """
+    check_nproc(spec, nproc)
+    clear_unfinished_result(spec.run_dir)
+    argv = guarded(torchrun_argv(write_spec(spec), nproc))
+    process = subprocess.Popen(argv, env={**os.environ, **(env or {})}, start_new_session=True)
+    try:
+        code = _wait(process, while_running)
+    finally:
+        stop(process)
+    result = read_result(spec.run_dir)
+    if result is None or (code != 0 and result["status"] == "done"):
+        error = f"torchrun exited with code {code}; its output above says why"
+        return {"status": "failed", "error": error, "run_dir": spec.run_dir}
+    return result
+
+
+def _wait(process: subprocess.Popen[Any], while_running: Callable[[], None]) -> int:
+    while True:
+        try:
+            return process.wait(POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            while_running()
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End a guarded torchrun: SIGTERM, time to save, then SIGKILL, upon which the kernel kills its ranks."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(GRACE_SECONDS + 5)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

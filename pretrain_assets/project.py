@@ -1,0 +1,52 @@
+"""Where this project stands on disk, and the settings that the environment may change.
+
+Invariant: relative local paths mean the same in the CLI, in Dagster and in a training process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """DAGSTER_HOME, else the nearest folder from the working directory up with a dagster.yaml, else that directory."""
+    if os.environ.get("DAGSTER_HOME"):
+        return Path(os.environ["DAGSTER_HOME"])
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / "dagster.yaml").is_file()), here)
+
+
+def setting(name: str, default: str) -> str:
+    """The environment variable `PRETRAIN_<name>`, or the default when it is unset or empty."""
+    return os.environ.get(f"PRETRAIN_{name}") or default
+
+
+def database_uri() -> str:
+    """PRETRAIN_DATABASE_URI: the LanceDB database, local or `s3://`."""
+    return setting("DATABASE_URI", ".pretrain/lancedb")
+
+
+def table_name() -> str:
+    """PRETRAIN_TABLE_NAME: the table in it."""
+    return setting("TABLE_NAME", "corpus")
+
+
+def runs_uri() -> str:
+    """PRETRAIN_RUNS_URI: the folder of training runs, local or `s3://`."""
+    return setting("RUNS_URI", ".pretrain/runs")
+
+
+def sources() -> list[str]:
+    """PRETRAIN_SOURCES: what to ingest, separated by commas."""
+    return setting("SOURCES", "bundled").split(",")
+
+
+def tokenizer() -> str:
+    """PRETRAIN_TOKENIZER: the tokenizer of `input_ids`."""
+    return setting("TOKENIZER", "gpt2")
+
+
+def nproc_per_node() -> int:
+    """PRETRAIN_NPROC_PER_NODE: ranks that torchrun starts on this node."""
+    return int(setting("NPROC_PER_NODE", "2"))

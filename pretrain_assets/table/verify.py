@@ -1,0 +1,138 @@
+"""Invariants of the table at a version, stage by stage. Each answers with findings; nothing is repaired here.
+
+Memory: ids are checked in one pass (they only ever grow); distinct hashes take about 32 bytes per row in the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.schema import columns_of
+
+if TYPE_CHECKING:
+    import lance
+
+SCAN_ROWS = 65_536
+MAX_SHARE_REMOVED = 0.5
+"""A source that loses more than this share to deduplication is worth a look: usually templates, not copies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One answered question about a version."""
+
+    name: str
+    """What was checked; also the name of the Dagster asset check."""
+    passed: bool
+    """Whether the invariant holds."""
+    description: str
+    """The evidence, with numbers."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Numbers for programs."""
+
+
+def ledger_closes(record: LineageRecord) -> Finding:
+    """Rows in equal the sum of everything that became of them."""
+    out = sum(count for name, count in record.ledger.items() if name != "in")
+    return Finding(
+        name="ledger_closes",
+        passed=record.ledger.get("in") == out,
+        description=f"in {record.ledger.get('in', 0):,} = {out:,} accounted for",
+        details=record.ledger,
+    )
+
+
+def schema_matches(dataset: lance.LanceDataset, stage: str) -> Finding:
+    """Every column the stage owns is there with its type."""
+    have = {f.name: str(f.type) for f in dataset.schema}
+    wrong = {c.name: have.get(c.name) for c in columns_of(stage) if have.get(c.name) != c.arrow_type}
+    return Finding(
+        name="schema_matches",
+        passed=not wrong,
+        description=f"wrong or missing: {wrong}" if wrong else f"{len(columns_of(stage))} columns as declared",
+    )
+
+
+def ids_unique(dataset: lance.LanceDataset) -> Finding:
+    """Ids strictly increase in row order, hence are unique."""
+    import numpy as np
+
+    last, rows, bad = -1, 0, None
+    for batch in dataset.scanner(columns=["id"], batch_size=SCAN_ROWS, scan_in_order=True).to_batches():
+        ids = np.concatenate(([last], batch.column(0).to_numpy()))
+        breaks = np.flatnonzero(np.diff(ids) <= 0)
+        if len(breaks) and bad is None:
+            bad = int(ids[breaks[0] + 1])
+        last, rows = int(ids[-1]), rows + batch.num_rows
+    return Finding(
+        name="ids_unique",
+        passed=bad is None,
+        description=f"{rows:,} ids strictly increase" if bad is None else f"id {bad} repeats or goes back",
+    )
+
+
+def no_nulls(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
+    """No row of the stage's input lacks a value of its columns."""
+    upto = int(record.inputs[0].rpartition("@")[2])
+    missing = " OR ".join(f"{name} IS NULL" for name in record.columns)
+    nulls = dataset.count_rows(f"_row_created_at_version <= {upto} AND ({missing})")
+    return Finding(name="no_nulls", passed=nulls == 0, description=f"{nulls:,} rows lack {', '.join(record.columns)}")
+
+
+def one_kept_per_class(dataset: lance.LanceDataset) -> Finding:
+    """No two kept rows have the same content hash."""
+    query = "SELECT count(*) AS kept, count(DISTINCT content_hash) AS classes FROM dataset WHERE NOT is_dup"
+    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    return Finding(
+        name="one_kept_per_class",
+        passed=row["kept"] == row["classes"],
+        description=f"{row['kept']:,} kept rows in {row['classes']:,} classes",
+        details=row,
+    )
+
+
+def share_removed(dataset: lance.LanceDataset) -> Finding:
+    """No source loses more than `MAX_SHARE_REMOVED` of its rows to deduplication."""
+    query = (
+        "SELECT source, avg(CASE WHEN is_dup THEN 1.0 ELSE 0.0 END) AS share FROM dataset "
+        "WHERE is_dup IS NOT NULL GROUP BY source ORDER BY share DESC, source"
+    )
+    rows = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    over = [row for row in rows if row["share"] > MAX_SHARE_REMOVED]
+    worst = rows[0] if rows else {"source": "none", "share": 0.0}
+    return Finding(
+        name="share_removed",
+        passed=not over,
+        description=f"largest share removed: {worst['share']:.1%} of {worst['source']} (limit {MAX_SHARE_REMOVED:.0%})",
+        details={"sources_over_limit": [row["source"] for row in over]},
+    )
+
+
+def token_counts_match(dataset: lance.LanceDataset, since_version: int) -> Finding:
+    """`n_tokens` is the length of `input_ids` in every row created after `since_version`."""
+    import pyarrow.compute as pc
+
+    rows, wrong = 0, 0
+    scanner = dataset.scanner(
+        columns=["input_ids", "n_tokens"],
+        filter=f"_row_created_at_version > {since_version} AND n_tokens IS NOT NULL",
+        batch_size=SCAN_ROWS // 16,
+    )
+    for batch in scanner.to_batches():
+        differs = pc.not_equal(pc.list_value_length(batch.column("input_ids")), batch.column("n_tokens"))
+        rows, wrong = rows + batch.num_rows, wrong + (pc.sum(differs).as_py() or 0)
+    return Finding(
+        name="token_counts_match",
+        passed=wrong == 0,
+        description=f"{wrong:,} of {rows:,} new rows have n_tokens other than the length of input_ids",
+    )
+
+
+def filters_disjoint(dataset: lance.LanceDataset, train: str, held_out: str) -> Finding:
+    """No row is in both the training and the held-out filter."""
+    both = dataset.count_rows(f"({train}) AND ({held_out})")
+    return Finding(
+        name="filters_disjoint", passed=both == 0, description=f"{both:,} rows are in both the train and held-out set"
+    )

@@ -1,0 +1,43 @@
+"""`torchrun -m pretrain_assets.train run.json`, or without torchrun for one rank.
+
+Invariant: exit code 0 is done, 75 is stopped by SIGTERM after saving (start the same command again), 1 is failed. A
+rank never outlives the torchrun that started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from pretrain_assets.errors import PretrainError
+from pretrain_assets.launch.contract import EXIT_FAILED, read_spec
+from pretrain_assets.launch.guard import die_with_parent
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the run file says; returns the exit code."""
+    if len(arguments) != 1:
+        print("usage: [torchrun --nproc-per-node N] -m pretrain_assets.train RUN_JSON", file=sys.stderr)
+        return EXIT_FAILED
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(signal.SIGKILL)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    rank = int(os.environ.get("RANK", 0))
+    level = logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+    try:
+        spec = read_spec(arguments[0])
+        from pretrain_assets.train.run import run  # torch: seconds to import, after the signal handler is in place
+
+        return run(spec, stop.is_set)
+    except PretrainError as error:
+        print(f"rank {rank}: {error}" if rank else f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""`metrics.jsonl`: the history of a run, one JSON record per line.
+
+Invariant: the file tells one consistent history. A resumed run first drops what an interrupted one wrote after the
+checkpoint that it goes on from.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pretrain_assets.launch.contract import METRICS_NAME, read_file, write_file
+from pretrain_assets.table.storage import filesystem, is_remote, join
+
+Record = dict[str, Any]
+
+
+class MetricsLog:
+    """Appends records; on object stores the whole (small) file is written again each time."""
+
+    def __init__(self, run_dir: str, *, last_step: int):
+        self._uri = join(run_dir, METRICS_NAME)
+        self.records = [record for record in read_metrics(run_dir) if record["step"] <= last_step]
+        self._rewrite()
+
+    def append(self, record: Record) -> None:
+        """Add a record, on disk when this returns."""
+        self.records.append(record)
+        if is_remote(self._uri):
+            self._rewrite()
+            return
+        with Path(filesystem(self._uri)[1]).open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(record) + "\n")
+
+    def first(self, key: str) -> float | None:
+        """The first record's value of a quantity."""
+        return next((record[key] for record in self.records if key in record), None)
+
+    def last(self, key: str) -> float | None:
+        """The newest record's value of a quantity."""
+        return next((record[key] for record in reversed(self.records) if key in record), None)
+
+    def _rewrite(self) -> None:
+        write_file(self._uri, "".join(json.dumps(record) + "\n" for record in self.records).encode())
+
+
+def read_metrics(run_dir: str) -> list[Record]:
+    """Records of a run, oldest first; a last line cut off by a kill is left out."""
+    lines = (read_file(join(run_dir, METRICS_NAME)) or b"").decode().split("\n")
+    return [json.loads(line) for line in lines[:-1]]

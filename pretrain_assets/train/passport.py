@@ -1,0 +1,86 @@
+"""Passports: what a checkpoint carries about its data, and the refusal to go on with other data.
+
+Invariant: a passport holds no clock, host, rank or path; two equal runs write equal passports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pretrain_assets
+from pretrain_assets.config import RunSpec, to_dict
+from pretrain_assets.errors import DataIdentityError
+from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.table.lineage import Pin
+
+FIELDS = (
+    *("identity", "pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "seed", "num_splits"),
+    *("seq_len", "global_batch_tokens", "epoch", "step", "tokens_seen", "budget", "ledger", "train_loss", "val_loss"),
+    *("recipe", "code_version"),
+)
+"""Every passport has these, none of them null."""
+
+
+def make_passport(
+    spec: RunSpec, schedule: Schedule, *, step: int, total_steps: int, losses: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """The passport of a checkpoint after `step` of `total_steps` steps.
+
+    `ledger` has one entry per epoch entered; `budget` is that of the epoch the last step belongs to.
+    """
+    pin, recipe = Pin.parse(spec.pin), to_dict(spec.recipe)
+    epoch = schedule.locate(max(step, 1))[0]
+    ledger = schedule.ledgers(step)
+    return {
+        "identity": spec.identity,
+        "pin": spec.pin,
+        "table_id": pin.table_id,
+        "version": pin.version,
+        "tag": spec.tag,
+        "filter": spec.recipe.data.filter,
+        "held_out_filter": spec.recipe.data.held_out_filter,
+        "tokenizer": to_dict(spec.tokenizer),
+        "seed": spec.recipe.data.seed,
+        "num_splits": spec.recipe.data.num_splits,
+        "seq_len": spec.recipe.data.seq_len,
+        "global_batch_tokens": spec.recipe.train.global_batch_tokens,
+        "epoch": epoch,
+        "step": step,
+        "tokens_seen": sum(entry["tokens_trained"] for entry in ledger.values()),
+        "budget": {
+            "blocks_per_epoch": schedule.plan(epoch).blocks_per_epoch,
+            "steps_per_epoch": schedule.steps_in(epoch),
+            "total_steps": total_steps,
+        },
+        "ledger": ledger,
+        "train_loss": losses.get("train_loss"),
+        "val_loss": losses.get("val_loss"),
+        "recipe": recipe,
+        "code_version": pretrain_assets.__version__,
+    }
+
+
+def missing_fields(passport: Mapping[str, Any]) -> list[str]:
+    """Fields that a passport lacks, or has as null."""
+    return [name for name in FIELDS if passport.get(name) is None]
+
+
+def check_identity(spec: RunSpec, passport: Mapping[str, Any], checkpoint: str | Path) -> None:
+    """Refuse to resume a checkpoint with other data, another order or another model than it was trained with.
+
+    Raises:
+        DataIdentityError: lists every field that differs with both values.
+    """
+    asked = {**spec.identity, "model": to_dict(spec.recipe.model)}
+    had = {**passport["identity"], "model": passport["recipe"]["model"]}
+    differing = [name for name in {**had, **asked} if had.get(name) != asked.get(name)]
+    if not differing:
+        return
+    lines = [
+        f"Checkpoint {checkpoint} cannot be resumed by this run, which differs in {', '.join(differing)}:",
+        *(f"  {name}:\n    checkpoint: {had.get(name)!r}\n    this run:   {asked.get(name)!r}" for name in differing),
+        "Give the run the checkpoint's settings to resume it, or another run_dir to start afresh.",
+    ]
+    raise DataIdentityError("\n".join(lines))

@@ -1,0 +1,52 @@
+"""From a recipe and a table version to a complete, checked `RunSpec`.
+
+Invariant: the run's directory is a function of recipe and data identity, so the same run is resumed and another filter,
+seed or version never lands in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pretrain_assets.config import Recipe, RunSpec, to_dict
+from pretrain_assets.errors import ConfigError
+from pretrain_assets.loader.plan import check_filter
+from pretrain_assets.table.lineage import Pin, digest
+from pretrain_assets.table.storage import STORAGE_ENV_NAMES, Location, is_remote, join
+from pretrain_assets.table.versions import open_pin
+from pretrain_assets.tokenize.columns import tokenizer_identity
+
+
+def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: str) -> RunSpec:
+    """Resolve a run.
+
+    Args:
+        location: The table.
+        pin: Version to train on, made by the tokenized stage.
+        tag: Tag that names it.
+        recipe: Complete recipe.
+        runs_uri: Folder of all runs.
+
+    Raises:
+        FilterError: a filter of the recipe is not a predicate of the table.
+        TableError: the version is not there, or has no tokens.
+        ConfigError: a local table or folder is given by a relative path.
+    """
+    for uri in (location.database_uri, runs_uri):
+        if not is_remote(uri) and not uri.startswith("/"):
+            raise ConfigError(f"{uri!r} must be absolute: the run starts in another process, perhaps on another node")
+    dataset = open_pin(location, pin)
+    check_filter(dataset, recipe.data.filter)
+    check_filter(dataset, recipe.data.held_out_filter, setting="data.held_out_filter")
+    spec = RunSpec(
+        recipe=recipe,
+        database_uri=location.database_uri,
+        table_name=location.table_name,
+        pin=str(pin),
+        tag=tag,
+        tokenizer=tokenizer_identity(dataset),
+        run_dir="",
+        storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
+    )
+    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, to_dict(recipe)])[:8]}"
+    return dataclasses.replace(spec, run_dir=join(runs_uri, name))

@@ -1,0 +1,66 @@
+"""Fixtures shared by all rooms: no network, and a real S3 server on loopback where a test asks for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@dataclass
+class S3Server:
+    """A moto server; buckets are made on demand."""
+
+    endpoint: str
+    _buckets: set[str] = field(default_factory=set)
+
+    def bucket(self, name: str) -> str:
+        """Make a bucket if it is not there yet, and return its uri."""
+        if name not in self._buckets:
+            import boto3
+
+            boto3.client("s3", endpoint_url=self.endpoint).create_bucket(Bucket=name)
+            self._buckets.add(name)
+        return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """S3 on loopback, with the process's AWS_* variables pointing to it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", endpoint)
+            patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+            patch.setenv("AWS_REGION", "us-east-1")
+            patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+            _wait_for(port, server)
+            yield S3Server(endpoint)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert server.poll() is None, f"moto_server ended with code {server.returncode}"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"moto_server did not listen on port {port} within {seconds} s")

@@ -1,0 +1,128 @@
+"""Configuration: round trips, refusals that say what to write instead, and the recipes' published numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pretrain_assets import config, recipes
+from pretrain_assets.config import IngestConfig, Recipe, RunSpec, TokenizerIdentity, from_dict, override, to_dict
+from pretrain_assets.errors import ConfigError, PretrainError
+
+RUN = RunSpec(
+    recipe=recipes.demo(),
+    database_uri="s3://bucket/db",
+    table_name="corpus",
+    pin="abc@7",
+    tag="tokenized-v7",
+    tokenizer=TokenizerIdentity(name="byte", fingerprint="f", vocab_size=257, eos_id=256, pad_id=257),
+    run_dir="/runs/1",
+    storage_env=("AWS_REGION",),
+)
+
+
+@pytest.mark.parametrize(
+    "value", [*(make() for make in recipes.RECIPES.values()), RUN, IngestConfig(sources=("a", "b"))]
+)
+def test_round_trip_through_json(value: Any) -> None:
+    assert from_dict(type(value), json.loads(json.dumps(to_dict(value)))) == value
+
+
+def test_override_changes_dotted_settings_and_only_them() -> None:
+    before = recipes.demo()
+    after = override(before, {"data.filter": "id > 3", "train.learning_rate": 1, "train.max_steps": None})
+    assert (after.data.filter, after.train.learning_rate, after.train.max_steps) == ("id > 3", 1.0, None)
+    assert isinstance(after.train.learning_rate, float)
+    restored = {"data.filter": before.data.filter, "train.learning_rate": 5e-3, "train.max_steps": 200}
+    assert override(after, restored) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.fliter": "x"}, "data has no setting 'fliter'. Did you mean 'filter'?"),
+        ({"dta.filter": "x"}, "there is no group 'dta'. Did you mean 'data'?"),
+        ({"name.filter": "x"}, "there is no group 'name'."),
+        ({"data.filter.more": "x"}, "there is no group 'filter'."),
+        ({"nonsense": 1}, "Recipe has no setting 'nonsense'. Known: name, model, data, train, sample_prompt."),
+        ({"data.seq_len": "128"}, "data.seq_len='128' must be int, not str"),
+        ({"data.seq_len": True}, "data.seq_len=True must be int, not bool"),
+        ({"data.seq_len": 128.0}, "data.seq_len=128.0 must be int, not float"),
+        ({"train.compile": 1}, "train.compile=1 must be bool, not int"),
+        ({"train.learning_rate": True}, "train.learning_rate=True must be float, not bool"),
+        ({"train.max_steps": "9"}, "train.max_steps='9' must be int, not str"),
+        ({"data": 3}, "data must be a mapping of settings, not int"),
+        ({"data.seq_len": 1}, "seq_len=1 cannot work: use at least 2"),
+        ({"model.n_embd": 65}, "n_embd=65 cannot work: must be a multiple of n_head=4"),
+        ({"model.dropout": 1.0}, "dropout=1.0 cannot work"),
+        ({"train.learning_rate": 0.0}, "learning_rate=0.0 cannot work: use a positive number"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        override(recipes.demo(), changes)
+    assert message in str(error.value)
+    if "Did you mean" not in message:
+        assert "Did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (Recipe, {"name": "x"}, "Recipe lacks required settings: model, data, train"),
+        (IngestConfig, {"sources": "bundled"}, "sources='bundled' must be a list"),
+        (IngestConfig, {"sources": [1]}, "sources[0]=1 must be str, not int"),
+        (IngestConfig, {"sources": []}, "name at least one source"),
+        (IngestConfig, {"on_bad_row": "drop"}, "on_bad_row='drop' is not one of 'raise', 'skip'"),
+        (config.DedupConfig, {"batch_bytes": 0}, "batch_bytes=0 cannot work: use at least 1024"),
+        (config.TokenizeConfig, {"batch_bytes": -1}, "batch_bytes=-1 cannot work: use at least 1024"),
+    ],
+)
+def test_from_dict_names_what_is_wrong(cls: type, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_dict(cls, values)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("tokens", "nearest"), [(2049, 2048), (1, 1024), (2600, 3072)])
+def test_a_global_batch_must_hold_whole_cycles(tokens: int, nearest: int) -> None:
+    with pytest.raises(ConfigError, match=rf"num_splits \* seq_len = 8 \* 128 = 1024.*The nearest is {nearest}\."):
+        override(recipes.demo(), {"train.global_batch_tokens": tokens})
+
+
+def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
+    assert RUN.identity == {
+        "table_version": "abc@7",
+        "filter": RUN.recipe.data.filter,
+        "tokenizer": "f",
+        "seed": 0,
+        "num_splits": 8,
+        "seq_len": 128,
+        "global_batch_tokens": 2048,
+        "eos_id": 256,
+        "pad_id": 257,
+    }
+
+
+@pytest.mark.parametrize(("name", "blocks", "cycles"), [("demo", 16, 2), ("gpt2_124m", 512, 4), ("gpt2_354m", 512, 4)])
+def test_blocks_per_step(name: str, blocks: int, cycles: int) -> None:
+    recipe = recipes.get(name)
+    assert (recipe.name, recipe.blocks_per_step, recipe.cycles_per_step) == (name, blocks, cycles)
+
+
+def test_published_numbers_of_the_gpt2_recipes() -> None:
+    small, medium = recipes.gpt2_124m(), recipes.gpt2_354m()
+    assert small.data.filter == medium.data.filter == "NOT is_dup AND score >= 1.0 AND (id % 100 != 0)"
+    assert small.data.held_out_filter == "NOT is_dup AND score >= 1.0 AND (id % 100 = 0)"
+    assert (small.model.n_layer, small.model.n_head, small.model.n_embd) == (12, 12, 768)
+    assert (medium.model.n_layer, medium.model.n_head, medium.model.n_embd) == (24, 16, 1024)
+    assert medium.train.max_steps == 13_351
+    assert medium.train.max_steps * medium.train.global_batch_tokens == pytest.approx(7.0e9, rel=1e-3)
+
+
+def test_an_unknown_recipe_is_met_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'gpt2_124m'"):
+        recipes.get("gpt2_124")
+    assert issubclass(ConfigError, PretrainError) and issubclass(PretrainError, ValueError)
