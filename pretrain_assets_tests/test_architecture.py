@@ -30,8 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "curate": BASE | {"table"},
     "tokenize": BASE | {"table"},
     "loader": BASE | {"table"},
-    "train": BASE | {"table", "loader"},
-    "forensics": BASE | {"table", "loader", "train.model", "train.checkpoint"},
+    "train": BASE | {"table", "loader", "launch.contract", "launch.guard"},  # both sides of the job contract
+    "forensics": BASE | {"table", "loader", "train.model", "train.checkpoint", "launch.contract"},
     "launch": {"config", "errors"},
 }
 LAZILY = {"train": {"tokenize"}}

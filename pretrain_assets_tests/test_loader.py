@@ -299,6 +299,16 @@ def test_closing_early_ends_the_thread_and_counts_add_up(table, monkeypatch):
     assert not [t for t in threading.enumerate() if t.name == "block-reader"]
 
 
+def test_max_batches_reads_no_further(table):
+    loader = make_loader(table)
+    whole = stack(make_loader(table))[0]
+    batches = list(loader.batches(0, 2, 3, max_batches=1))
+    assert len(batches) == 1
+    assert torch.equal(batches[0].input_ids, whole[2:5].flatten(0, 1))
+    position = loader.plan(0).position(5).docs_consumed - loader.plan(0).position(2).docs_consumed
+    assert loader.stats().rows_consumed == position.sum()
+
+
 def test_appended_rows_do_not_change_a_pinned_stream(tmp_path):
     where = write_table(tmp_path, mixed_lengths())
     before = stack(make_loader(where))[0]

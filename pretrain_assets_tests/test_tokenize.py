@@ -17,9 +17,10 @@ from tables import append, make_table, newest, values
 from pretrain_assets.config import TokenizeConfig
 from pretrain_assets.errors import TableError, TokenizerError
 from pretrain_assets.table.lineage import StageResult
+from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize import Tokenizer, load_tokenizer
-from pretrain_assets.tokenize.columns import tokenize, tokenizer_identity
+from pretrain_assets.tokenize.columns import tokenize
 
 DATA = Path(str(files("pretrain_assets"))) / "data"
 GPT2 = DATA / "gpt2"

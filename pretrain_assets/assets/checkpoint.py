@@ -5,6 +5,7 @@ next materialization resumes it from its newest complete checkpoint.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,9 @@ from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.passport import missing_fields
 from pretrain_assets.train.spec import make_spec
+
+# Dagster's own Pipes session calls this preview function of Dagster.
+warnings.filterwarnings("ignore", message="Function `PipesMessageReader.expected_writer_count`")
 
 recipe_partitions = dg.StaticPartitionsDefinition(list(recipes.RECIPES))
 
@@ -75,7 +79,7 @@ def train(context: dg.AssetExecutionContext, spec: RunSpec, nproc: int) -> dict[
         context.log.info(f"{spec.run_dir} is complete: nothing to train")
         return finished
     with dg.open_pipes_session(
-        context=context,
+        context=context.op_execution_context,
         context_injector=dg.PipesTempFileContextInjector(),
         message_reader=dg.PipesTempFileMessageReader(),
     ) as session:

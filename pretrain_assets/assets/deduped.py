@@ -27,7 +27,7 @@ def deduped(context: dg.AssetExecutionContext, corpus: CorpusResource) -> dg.Mat
     location = corpus.location()
     with user_errors():
         pin = input_pin(context, INGESTED, location, "ingested")
-        result = dedup(location, DedupConfig(), input_pin=pin, run_id=context.run_id)
+        result = dedup(location, DedupConfig(), input_pin=pin, run_id=context.run.run_id)
     shares = eda.duplicates_by_source(open_dataset(location, result.record.version))
     plot = bars("duplicates by source", [s.source for s in shares], [s.duplicates for s in shares])
     return stage_result(location, result, INGESTED, plot)

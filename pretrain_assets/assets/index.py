@@ -32,7 +32,7 @@ def index(context: dg.AssetExecutionContext, corpus: CorpusResource, config: Ind
     with user_errors():
         pin = input_pin(context, TOKENIZED, location, "tokenized")
         settings = IndexConfig(with_position=config.with_position)
-        result = build_index(location, settings, input_pin=pin, run_id=context.run_id)
+        result = build_index(location, settings, input_pin=pin, run_id=context.run.run_id)
     return dg.MaterializeResult(
         metadata={**record_metadata(location, result.record, TOKENIZED), "changed": result.changed},
         data_version=dg.DataVersion(str(result.pin)),

@@ -24,7 +24,7 @@ def ingested(context: dg.AssetExecutionContext, corpus: CorpusResource, source: 
     """Append what is new."""
     location = corpus.location()
     with user_errors():
-        result = ingest(location, source.config(), run_id=context.run_id)
+        result = ingest(location, source.config(), run_id=context.run.run_id)
     bins = eda.score_bins(open_dataset(location, result.record.version))
     plot = bars("documents by score", [b.label for b in bins], [b.rows for b in bins])
     return stage_result(location, result, SOURCE_FILES, plot)

@@ -39,7 +39,7 @@ def tokenized(
     with user_errors():
         pin = input_pin(context, DEDUPED, location, "deduped")
         settings = TokenizeConfig(tokenizer=config.tokenizer)
-        result = tokenize(location, settings, input_pin=pin, run_id=context.run_id)
+        result = tokenize(location, settings, input_pin=pin, run_id=context.run.run_id)
     bins = eda.length_bins(open_dataset(location, result.record.version))
     plot = bars("documents by characters", [b.label for b in bins], [b.rows for b in bins])
     return stage_result(location, result, DEDUPED, plot)

@@ -65,7 +65,7 @@ def run_local(
     check_nproc(spec, nproc)
     clear_unfinished_result(spec.run_dir)
     argv = guarded(torchrun_argv(write_spec(spec), nproc))
-    process = subprocess.Popen(argv, env={**os.environ, **(env or {})}, start_new_session=True)
+    process = subprocess.Popen(argv, env={**_defaults(nproc), **os.environ, **(env or {})}, start_new_session=True)
     try:
         code = _wait(process, while_running)
     finally:
@@ -75,6 +75,18 @@ def run_local(
         error = f"torchrun exited with code {code}; its output above says why"
         return {"status": "failed", "error": error, "run_dir": spec.run_dir}
     return result
+
+
+def _defaults(nproc: int) -> dict[str, str]:
+    """Environment of a run on CPUs, where it says nothing else: threads shared out, and freed memory kept.
+
+    glibc gives every large tensor back to the kernel when it is freed; with a GPT-2 vocabulary that is half of the run
+    time (measured: 480 against 917 tokens/s per core for the demo's model). Neither changes a result.
+    """
+    if os.path.exists("/dev/nvidiactl"):
+        return {}
+    threads = max(1, (os.cpu_count() or 1) // nproc)
+    return {"OMP_NUM_THREADS": str(threads), "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 
 
 def _wait(process: subprocess.Popen[Any], while_running: Callable[[], None]) -> int:

@@ -115,15 +115,21 @@ class BlockLoader:
         """A snapshot of the counters."""
         return replace(self._stats)
 
-    def batches(self, epoch: int, start_cycle: int = 0, cycles_per_batch: int = 1) -> Generator[Batch, None, None]:
+    def batches(
+        self, epoch: int, start_cycle: int = 0, cycles_per_batch: int = 1, *, max_batches: int | None = None
+    ) -> Generator[Batch, None, None]:
         """Whole batches of an epoch from a cycle on; blocks that fill no whole batch at its end are left out.
 
+        Nothing is read beyond `max_batches` batches (None: to the end of the epoch).
         Close the iterator (or exhaust it) to end its thread. An error of the reading thread is raised here.
         """
         import torch
 
         plan = self.plan(epoch)
-        stop = start_cycle + (plan.cycles_per_epoch - start_cycle) // cycles_per_batch * cycles_per_batch
+        num_batches = max(0, plan.cycles_per_epoch - start_cycle) // cycles_per_batch
+        if max_batches is not None:
+            num_batches = min(num_batches, max_batches)
+        stop = start_cycle + num_batches * cycles_per_batch
         step = max(1, WINDOW_TOKENS // (len(self.splits) * self.seq_len * cycles_per_batch)) * cycles_per_batch
         for window in self._read_ahead(plan, range(start_cycle, stop, step), stop):
             ids, docs = torch.from_numpy(window.input_ids), torch.from_numpy(window.doc_ids)

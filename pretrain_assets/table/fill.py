@@ -52,7 +52,7 @@ class ColumnGroup:
     """Columns computed together, and how."""
 
     outputs: pa.Schema
-    """Fields written, their making in the metadata (`schema.computed_field`)."""
+    """Fields written, narrowest last, their making in the metadata (`schema.computed_field`)."""
     inputs: tuple[str, ...]
     """Columns of the table that the batch function is given."""
     prepare: Callable[[ColumnReader], BatchFunction]
@@ -137,17 +137,18 @@ def fill(location: Location, spec: Fill, *, input_pin: Pin, run_id: str | None =
     )
 
 
-def missing_fragments(dataset: lance.LanceDataset, fields: Sequence[pa.Field]) -> list[lance.LanceFragment]:
-    """Fragments that lack values of these columns: no file carries the field, or compaction stored NULLs for it.
+def missing_fragments(dataset: lance.LanceDataset, groups: Sequence[ColumnGroup]) -> list[lance.LanceFragment]:
+    """Fragments that lack values: no file carries a field, or compaction stored NULLs for it.
 
-    A stage's function never returns NULL for a live row, so a stored NULL always means "not computed".
+    A stage's function never returns NULL for a live row, so a stored NULL always means "not computed". Columns of a
+    group are written together, so NULLs are looked for in its last column only: put the narrowest last.
     """
-    leaves = columnfile.leaf_ids(dataset.lance_schema, [f.name for f in fields])
-    names = " OR ".join(f"{f.name} IS NULL" for f in fields)
+    leaves = columnfile.leaf_ids(dataset.lance_schema, [f.name for group in groups for f in group.outputs])
+    null = " OR ".join(f"{group.outputs.names[-1]} IS NULL" for group in groups)
     missing = []
     for fragment in dataset.get_fragments():
         carried = {leaf for file in fragment.metadata.files for leaf in file.fields}
-        if not carried.issuperset(leaves) or fragment.count_rows(names):
+        if not carried.issuperset(leaves) or fragment.count_rows(null):
             missing.append(fragment)
     return missing
 
@@ -156,7 +157,7 @@ def _plan(location: Location, spec: Fill, input_pin: Pin) -> _Plan:
     dataset = open_dataset(location)
     existing = {f.name: f for f in dataset.schema}
     remake = not all(f.name in existing and same_making(existing[f.name], f) for f in spec.fields)
-    candidates = dataset.get_fragments() if remake else missing_fragments(dataset, spec.fields)
+    candidates = dataset.get_fragments() if remake else missing_fragments(dataset, spec.groups)
     pinned = open_pin(location, input_pin)
     wanted = _fragments_of(dataset, pinned)
     return _Plan(

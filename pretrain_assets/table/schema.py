@@ -6,12 +6,16 @@ version and the parameters that made its values.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.config import TokenizerIdentity, from_dict
+from pretrain_assets.errors import TableError
 from pretrain_assets.table.lineage import canonical_json
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
 
 STAGE_KEY = b"pretrain.stage"
@@ -91,3 +95,17 @@ def same_making(existing: pa.Field, wanted: pa.Field) -> bool:
     return bool(existing.type == wanted.type) and all(
         ours.get(key) == theirs.get(key) for key in (CODE_VERSION_KEY, PARAMETERS_KEY)
     )
+
+
+def tokenizer_identity(dataset: lance.LanceDataset) -> TokenizerIdentity:
+    """The tokenizer that made `input_ids` at this version, from the column's own metadata.
+
+    Raises:
+        TableError: the version has no token column.
+    """
+    if "input_ids" not in dataset.schema.names:
+        raise TableError(
+            f"{dataset.uri} version {dataset.version} has no input_ids: materialize corpus/tokenized first."
+        )
+    metadata = dataset.schema.field("input_ids").metadata or {}
+    return from_dict(TokenizerIdentity, json.loads(metadata[PARAMETERS_KEY]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.schema import columns_of
 
 if TYPE_CHECKING:
@@ -74,11 +74,14 @@ def ids_unique(dataset: lance.LanceDataset) -> Finding:
 
 
 def no_nulls(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
-    """No row of the stage's input lacks a value of its columns."""
-    upto = int(record.inputs[0].rpartition("@")[2])
-    missing = " OR ".join(f"{name} IS NULL" for name in record.columns)
+    """No row of the stage's input lacks a value of its columns; wide list columns are judged by their lengths."""
+    import pyarrow as pa
+
+    upto = Pin.parse(record.inputs[0]).version
+    narrow = [name for name in record.columns if not pa.types.is_nested(dataset.schema.field(name).type)]
+    missing = " OR ".join(f"{name} IS NULL" for name in narrow)
     nulls = dataset.count_rows(f"_row_created_at_version <= {upto} AND ({missing})")
-    return Finding(name="no_nulls", passed=nulls == 0, description=f"{nulls:,} rows lack {', '.join(record.columns)}")
+    return Finding(name="no_nulls", passed=nulls == 0, description=f"{nulls:,} rows lack {', '.join(narrow)}")
 
 
 def one_kept_per_class(dataset: lance.LanceDataset) -> Finding:

@@ -5,20 +5,17 @@ Invariant: n_tokens equals the length of input_ids in every row; null or empty t
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config import TokenizeConfig, TokenizerIdentity, from_dict
-from pretrain_assets.errors import TableError
+from pretrain_assets.config import TokenizeConfig
 from pretrain_assets.table.fill import BatchFunction, ColumnGroup, ColumnReader, Fill, fill
 from pretrain_assets.table.lineage import Pin, StageResult
-from pretrain_assets.table.schema import PARAMETERS_KEY, computed_field
+from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
 from pretrain_assets.tokenize.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    import lance
     import pyarrow as pa
 
 CODE_VERSION = "1"
@@ -39,20 +36,6 @@ def tokenize(location: Location, config: TokenizeConfig, *, input_pin: Pin, run_
     """
     tokenizer = load_tokenizer(config.tokenizer)
     return fill(location, _fill(tokenizer, config), input_pin=input_pin, run_id=run_id)
-
-
-def tokenizer_identity(dataset: lance.LanceDataset) -> TokenizerIdentity:
-    """The tokenizer that made `input_ids` at this version, from the column's own metadata.
-
-    Raises:
-        TableError: the version has no token column.
-    """
-    if "input_ids" not in dataset.schema.names:
-        raise TableError(
-            f"{dataset.uri} version {dataset.version} has no input_ids: materialize corpus/tokenized first."
-        )
-    metadata = dataset.schema.field("input_ids").metadata or {}
-    return from_dict(TokenizerIdentity, json.loads(metadata[PARAMETERS_KEY]))
 
 
 def _fill(tokenizer: Tokenizer, config: TokenizeConfig) -> Fill:

@@ -63,7 +63,7 @@ class HeldOut:
         count = min(wanted, loader.plan(0).blocks_per_epoch)
         if count < wanted and world.is_main:
             _log.info("evaluating on all %d blocks of the held-out rows (eval_blocks=%d)", count, wanted)
-        with contextlib.closing(loader.batches(0, cycles_per_batch=count)) as batches:
+        with contextlib.closing(loader.batches(0, cycles_per_batch=count, max_batches=1)) as batches:
             self.blocks = next(batches).input_ids
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pretrain_assets
+from pretrain_assets import __version__
 from pretrain_assets.config import RunSpec, to_dict
 from pretrain_assets.errors import DataIdentityError
 from pretrain_assets.loader.schedule import Schedule
@@ -58,7 +58,7 @@ def make_passport(
         "train_loss": losses.get("train_loss"),
         "val_loss": losses.get("val_loss"),
         "recipe": recipe,
-        "code_version": pretrain_assets.__version__,
+        "code_version": __version__,
     }
 
 

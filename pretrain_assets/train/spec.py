@@ -12,9 +12,9 @@ from pretrain_assets.config import Recipe, RunSpec, to_dict
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.loader.plan import check_filter
 from pretrain_assets.table.lineage import Pin, digest
+from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import STORAGE_ENV_NAMES, Location, is_remote, join
 from pretrain_assets.table.versions import open_pin
-from pretrain_assets.tokenize.columns import tokenizer_identity
 
 
 def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: str) -> RunSpec:
