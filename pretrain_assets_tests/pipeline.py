@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -124,7 +123,9 @@ class PipelineStory:
         assert found["lance/pin"] == found["passport"]["pin"] == f"{table_id}@3"
         assert found["steps"] == 6 and found["val_loss"] < found["first_val_loss"]
         observations = project.instance.fetch_observations(CHECKPOINT, limit=100).records
-        losses = [r.asset_observation.metadata["loss"].value for r in observations if "loss" in r.asset_observation.metadata]
+        losses = [
+            r.asset_observation.metadata["loss"].value for r in observations if "loss" in r.asset_observation.metadata
+        ]
         assert len(losses) == 6 and losses[0] == pytest.approx(found["train_loss"])
 
     def test_data_versions_are_pins_and_provenance_follows_them(self, project: Project) -> None:

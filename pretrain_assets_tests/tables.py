@@ -13,7 +13,7 @@ import pyarrow as pa
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import ingested_schema
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.versions import TABLE_ID_KEY, table_id
+from pretrain_assets.table.versions import identified, table_id
 
 
 def make_table(
@@ -21,7 +21,7 @@ def make_table(
 ) -> Location:
     """A table of one fragment; `columns` replaces the defaults of other ingested columns."""
     location = Location(database_uri=str(path))
-    schema = ingested_schema().with_metadata({TABLE_ID_KEY: (identity or str(uuid.uuid4())).encode()})
+    schema = identified(ingested_schema(), identity or str(uuid.uuid4()))
     lance.write_dataset(
         _rows(list(texts), 0, columns).cast(schema),
         location.uri,

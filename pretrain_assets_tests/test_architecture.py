@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 LAZILY = {"train": {"tokenize"}}
 """Rooms that may be imported inside a function only: the trainer decodes its final sample."""
-TOP = {"assets", "definitions", "cli"}
+TOP = {"assets", "definitions", "cli", "demo"}
 """Rooms that may import everything, assets included."""
 
 

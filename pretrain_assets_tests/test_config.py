@@ -35,7 +35,7 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
     after = override(before, {"data.filter": "id > 3", "train.learning_rate": 1, "train.max_steps": None})
     assert (after.data.filter, after.train.learning_rate, after.train.max_steps) == ("id > 3", 1.0, None)
     assert isinstance(after.train.learning_rate, float)
-    restored = {"data.filter": before.data.filter, "train.learning_rate": 5e-3, "train.max_steps": 200}
+    restored = {"data.filter": before.data.filter, "train.learning_rate": 5e-3, "train.max_steps": 80}
     assert override(after, restored) == before
 
 
@@ -100,13 +100,13 @@ def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
         "seed": 0,
         "num_splits": 8,
         "seq_len": 128,
-        "global_batch_tokens": 2048,
+        "global_batch_tokens": 1024,
         "eos_id": 256,
         "pad_id": 257,
     }
 
 
-@pytest.mark.parametrize(("name", "blocks", "cycles"), [("demo", 16, 2), ("gpt2_124m", 512, 4), ("gpt2_354m", 512, 4)])
+@pytest.mark.parametrize(("name", "blocks", "cycles"), [("demo", 8, 1), ("gpt2_124m", 512, 4), ("gpt2_354m", 512, 4)])
 def test_blocks_per_step(name: str, blocks: int, cycles: int) -> None:
     recipe = recipes.get(name)
     assert (recipe.name, recipe.blocks_per_step, recipe.cycles_per_step) == (name, blocks, cycles)

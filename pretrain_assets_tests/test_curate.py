@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import append, make_table, newest, values
 
 from pretrain_assets.config import DedupConfig
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import dedup, hash_text
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets_tests.tables import append, make_table, newest, values
 
 WHITE_SPACE = [c for c in map(chr, range(sys.maxunicode + 1)) if c.isspace()]
 

@@ -23,23 +23,24 @@ from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_lancedb
+from pretrain_assets.table.versions import identified
 
-SCHEMA = pa.schema(
-    [("id", pa.int64()), ("is_dup", pa.bool_()), ("input_ids", pa.list_(pa.int32())), ("n_tokens", pa.int32())]
+SCHEMA = identified(
+    pa.schema(
+        [("id", pa.int64()), ("is_dup", pa.bool_()), ("input_ids", pa.list_(pa.int32())), ("n_tokens", pa.int32())]
+    ),
+    "t",
 )
 FILTER = "NOT is_dup AND id % 7 != 0"
 EOS, PAD, SEQ = 300, 301, 16
 
 
-def write_table(
-    folder: Path, lengths: list[int | None], *, table_id: str | None = "t", rows_per_file: int = 40
-) -> tuple[Location, Pin]:
+def write_table(folder: Path, lengths: list[int | None], *, rows_per_file: int = 40) -> tuple[Location, Pin]:
     """A table of random documents; ids count from 1000, a null length is a row not tokenized yet."""
     rng = np.random.default_rng(0)
     tokens = [None if n is None else rng.integers(0, 300, n).tolist() for n in lengths]
     columns = [range(1000, 1000 + len(lengths)), [i % 10 == 3 for i in range(len(lengths))], tokens, lengths]
-    schema = SCHEMA.with_metadata({b"pretrain.table_id": table_id.encode()} if table_id else None)
-    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=schema)
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
     location = Location(database_uri=str(folder))
     lance.write_dataset(
         table,
@@ -48,7 +49,7 @@ def write_table(
         data_storage_version="2.2",
         max_rows_per_file=rows_per_file,
     )
-    return location, Pin(table_id or "t", 1)
+    return location, Pin("t", 1)
 
 
 def mixed_lengths(n: int = 130) -> list[int | None]:
@@ -76,13 +77,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Location, Pin]:
     return write_table(tmp_path_factory.mktemp("loader"), mixed_lengths())
 
 
-def original(folder: Path, lengths: list[int | None], plan: EpochPlan, rank: int, world_size: int, epoch: int = 0):
-    """LanceDB's StreamingDataset on a twin of the table: lancedb 0.40 panics on schema metadata, so without it."""
+def original(where: tuple[Location, Pin], plan: EpochPlan, rank: int, world_size: int, epoch: int = 0):
+    """LanceDB's StreamingDataset on the same table."""
     from lancedb.streaming import StreamingDataset
 
-    location, _ = write_table(folder, lengths, table_id=None)
     return StreamingDataset(
-        open_lancedb(location, 1),
+        open_lancedb(where[0], where[1].version),
         num_splits=plan.num_splits,
         shuffle_seed=5,
         epoch=epoch,
@@ -98,11 +98,10 @@ def original(folder: Path, lengths: list[int | None], plan: EpochPlan, rank: int
 
 
 @pytest.mark.parametrize(("world_size", "epoch"), [(1, 0), (2, 1)])
-def test_blocks_equal_the_original(tmp_path, table, world_size, epoch):
+def test_blocks_equal_the_original(table, world_size, epoch):
     for rank in range(world_size):
         loader = make_loader(table, rank, world_size)
-        twin = original(tmp_path / str(rank), mixed_lengths(), loader.plan(epoch), rank, world_size, epoch)
-        blocks = list(twin)
+        blocks = list(original(table, loader.plan(epoch), rank, world_size, epoch))
         ids, docs = stack(loader, epoch)
         assert torch.equal(ids.flatten(0, 1), torch.stack([b["input_ids"] for b in blocks]))
         assert torch.equal(docs.flatten(0, 1), torch.stack([b["doc_ids"] for b in blocks]))
@@ -112,7 +111,7 @@ def test_plan_order_is_the_permutation_of_the_real_table(tmp_path):
     """Also with deletions, an append, an update and a compaction: the builder shuffles scan positions, nothing else."""
     from lancedb.permutation import permutation_builder
 
-    location, _ = write_table(tmp_path, mixed_lengths(900), table_id=None, rows_per_file=100)
+    location, _ = write_table(tmp_path, mixed_lengths(900), rows_per_file=100)
     dataset = lance.dataset(location.uri)
     dataset.delete("id % 11 = 3")
     lance.write_dataset(dataset.to_table(limit=20), location.uri, mode="append")
@@ -128,13 +127,13 @@ def test_plan_order_is_the_permutation_of_the_real_table(tmp_path):
         assert np.repeat(np.arange(8), np.diff(plan.offsets)).tolist() == wanted["split_id"].to_pylist()
 
 
-def test_state_at_every_cycle_equals_the_original(tmp_path, table):
+def test_state_at_every_cycle_equals_the_original(table):
     loader = make_loader(table)
     plan = loader.plan(0)
-    twin = original(tmp_path, mixed_lengths(), plan, 0, 1)
-    for emitted, _ in enumerate(twin, start=1):
+    dataset = original(table, plan, 0, 1)
+    for emitted, _ in enumerate(dataset, start=1):
         if emitted % 4 == 0:
-            state, position = twin.state_dict(), plan.position(emitted // 4)
+            state, position = dataset.state_dict(), plan.position(emitted // 4)
             assert position.docs_consumed.tolist() == state["samples_consumed_per_split"]
             assert position.tail_tokens.tolist() == [len(state["pack_buffers"][s]["tokens"]) for s in range(4)]
     assert emitted == plan.blocks_per_epoch
@@ -162,8 +161,9 @@ def test_splits_are_disjoint_and_cover_the_filtered_rows(table):
 
 @pytest.mark.parametrize("lengths", [[1] * 60, [0] * 60, [SEQ - 2, SEQ - 1, SEQ] * 20])
 def test_short_empty_and_boundary_documents_equal_the_original(tmp_path, lengths):
-    loader = make_loader(write_table(tmp_path / "ours", lengths))
-    blocks = list(original(tmp_path / "twin", lengths, loader.plan(0), 0, 1))
+    where = write_table(tmp_path, lengths)
+    loader = make_loader(where)
+    blocks = list(original(where, loader.plan(0), 0, 1))
     ids, docs = stack(loader)
     assert torch.equal(ids.flatten(0, 1), torch.stack([b["input_ids"] for b in blocks]))
     assert torch.equal(docs.flatten(0, 1), torch.stack([b["doc_ids"] for b in blocks]))

@@ -16,7 +16,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from tables import append, make_table, newest, values
 
 from pretrain_assets.config import DedupConfig, TokenizeConfig
 from pretrain_assets.curate.dedup import dedup
@@ -29,6 +28,7 @@ from pretrain_assets.table.storage import Location, absolute, is_remote, open_da
 from pretrain_assets.table.versions import heal, latest_record, list_versions, open_pin, record_of, records, table_id
 from pretrain_assets.tokenize import columns, load_tokenizer
 from pretrain_assets.tokenize.columns import tokenize
+from pretrain_assets_tests.tables import append, make_table, newest, values
 
 LOADED = functools.cache(load_tokenizer)
 TEXTS = ["cat", "dog", "cat", ""]
@@ -523,9 +523,9 @@ def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert absolute("s3://bucket/db/") == "s3://bucket/db"
     assert absolute("db") == f"{tmp_path}/db"
-    assert absolute("db", "/root") == "/root/db"
+    assert absolute("db", "/base") == "/base/db"
     assert absolute("db", "here") == f"{tmp_path}/here/db"
-    assert absolute("/x/db", "/root") == absolute("file:///x/db") == "/x/db"
+    assert absolute("/x/db", "/base") == absolute("file:///x/db") == "/x/db"
     assert absolute("~/db") == "/home/someone/db"
 
 

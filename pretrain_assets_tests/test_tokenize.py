@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from tables import append, make_table, newest, values
 
 from pretrain_assets.config import TokenizeConfig
 from pretrain_assets.errors import TableError, TokenizerError
@@ -21,6 +20,7 @@ from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize import Tokenizer, load_tokenizer
 from pretrain_assets.tokenize.columns import tokenize
+from pretrain_assets_tests.tables import append, make_table, newest, values
 
 DATA = Path(str(files("pretrain_assets"))) / "data"
 GPT2 = DATA / "gpt2"

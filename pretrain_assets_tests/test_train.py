@@ -37,6 +37,7 @@ from pretrain_assets.config import (
 from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityError, FilterError, PretrainError
 from pretrain_assets.launch.contract import read_result, read_spec, write_spec
 from pretrain_assets.launch.local import run_local, torchrun_argv
+from pretrain_assets.table.versions import identified
 from pretrain_assets.train import checkpoint, distributed
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.flops import flops_per_token, mfu, peak_tflops
@@ -97,7 +98,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
             "input_ids": pa.array(tokens, pa.list_(pa.int32())),
             "n_tokens": pa.array(lengths, pa.int32()),
         }
-    ).replace_schema_metadata({b"pretrain.table_id": b"table"})
+    )
+    table = table.cast(identified(table.schema, "table"))
     lance.write_dataset(table, f"{folder}/corpus.lance", enable_stable_row_ids=True, data_storage_version="2.2")
     lance.write_dataset(table.slice(0, 50), f"{folder}/corpus.lance", mode="append")  # version 2
     return str(folder)

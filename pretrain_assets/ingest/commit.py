@@ -15,7 +15,7 @@ from pretrain_assets.errors import CommitError
 from pretrain_assets.ingest.journal import Entry
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord
 from pretrain_assets.table.storage import Location, exists, storage_options
-from pretrain_assets.table.versions import TABLE_ID_KEY, heal, latest_record, records, table_id
+from pretrain_assets.table.versions import heal, identified, latest_record, records, table_id
 
 if TYPE_CHECKING:
     import lance
@@ -73,9 +73,9 @@ def commit(
     if base.dataset is not None:
         return _append(location, base, LanceOperation.Append(fragments), record)
     refuse_if(exists(location), location)
-    identified = schema.with_metadata({TABLE_ID_KEY: record.table_id.encode()})
+    create = LanceOperation.Overwrite(identified(schema, record.table_id), fragments)
     try:
-        return _commit(location, LanceOperation.Overwrite(identified, fragments), 0, record)
+        return _commit(location, create, 0, record)
     except OSError:
         refuse_if(exists(location), location)
         raise

@@ -232,8 +232,7 @@ def _shuffle(num_rows: int, num_splits: int, seed: int) -> tuple[Int64Array, Int
     """LanceDB's own permutation of `num_rows` rows: positions in storage order, split-major, and the split offsets.
 
     The builder shuffles positions of the filtered scan, so a stand-in table of the same length gives the order of any
-    table (a test holds the two together). The stand-in also spares a second scan, and lancedb 0.40 panics on a table
-    whose schema carries metadata, as ours does.
+    table (a test holds the two together) and spares a second scan.
     """
     import lancedb
     import pyarrow as pa

@@ -18,9 +18,10 @@ from pretrain_assets.table.storage import Location, open_dataset
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 TABLE_ID_KEY = b"pretrain.table_id"
-"""Schema metadata key of the table's identity."""
+"""Key of the table's identity in the metadata of its `id` column (lancedb 0.40 panics on metadata of the schema)."""
 
 STAGES = ("ingested", "deduped", "tokenized", "indexed")
 """Stages that make versions, in flow order."""
@@ -35,13 +36,20 @@ def table_id(dataset: lance.LanceDataset) -> str:
     Raises:
         TableError: the table was not made by this project.
     """
-    value = (dataset.schema.metadata or {}).get(TABLE_ID_KEY)
+    schema = dataset.schema
+    value = (schema.field("id").metadata or {}).get(TABLE_ID_KEY) if "id" in schema.names else None
     if value is None:
         raise TableError(
             f"{dataset.uri} carries no pretrain_assets identity: it was made by something else. "
             "Ingest into a new table name, or into a new database_uri."
         )
     return str(value.decode())
+
+
+def identified(schema: pa.Schema, identity: str) -> pa.Schema:
+    """The schema of a new table that has this identity."""
+    at = schema.get_field_index("id")
+    return schema.set(at, schema.field(at).with_metadata({TABLE_ID_KEY: identity.encode()}))
 
 
 def open_pin(location: Location, pin: Pin) -> lance.LanceDataset:
