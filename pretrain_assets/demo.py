@@ -14,18 +14,18 @@ from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.search import search_seen
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.report.text import hits_text, stages_text
-from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location, exists, open_dataset
 from pretrain_assets.table.versions import STAGES, latest_record
 
-QUERY = "lead me beside the still waters"
+QUERY = "marriage"
 
 NEXT = (
     ("make ui", "the asset graph, versions and loss curves of this very run, in the browser"),
-    ("{pretrain} lineage", "from the checkpoint back to the files, with every tag"),
+    (".venv/bin/pretrain lineage", "from the checkpoint back to the files, with every tag"),
     (
-        '{pretrain} train demo --set "data.filter=NOT is_dup AND (id % 100 != 0) AND score > 3"',
-        "an ablation: the same, on better documents",
+        ".venv/bin/pretrain train demo --set train.max_steps=40 \\\n"
+        "    --set \"data.filter=NOT is_dup AND source = 'apt:dict-jargon' AND (id % 20 != 0)\"",
+        "an ablation by changing a filter: the Jargon File instead, judged on the same held-out rows",
     ),
 )
 
@@ -67,7 +67,7 @@ def summary(location: Location, checkpoint: Checkpoint, result: dict[str, Any]) 
             _title(f'Search: "{QUERY}", over exactly the rows of the model\'s version'),
             hits_text(hits),
             _title("Next"),
-            *_next_commands(records),
+            *(f"  {command}\n      {what}" for command, what in NEXT),
         ]
     )
 
@@ -84,10 +84,6 @@ def _training(checkpoint: Checkpoint, result: dict[str, Any]) -> str:
             f"checkpoint {checkpoint.uri}",
         ]
     )
-
-
-def _next_commands(records: list[LineageRecord]) -> list[str]:
-    return [f"  {command.format(pretrain='.venv/bin/pretrain')}\n      {what}" for command, what in NEXT]
 
 
 def _title(text: str) -> str:

@@ -10,24 +10,31 @@ from pretrain_assets.errors import ConfigError
 
 
 def demo() -> Recipe:
-    """A small GPT on the bundled documents: about a minute on two CPU cores."""
+    """A small GPT, one epoch of the bundled Devil's Dictionary: about a minute on two CPU cores.
+
+    One twentieth is held out instead of the usual hundredth: the dictionary has only 730 entries.
+    """
     return Recipe(
         name="demo",
         model=ModelConfig(n_layer=2, n_head=4, n_embd=64),
-        data=DataConfig(seq_len=128, num_splits=8),
+        data=DataConfig(
+            filter="NOT is_dup AND source = 'apt:dict-devil' AND (id % 20 != 0)",
+            held_out_filter="NOT is_dup AND source = 'apt:dict-devil' AND (id % 20 = 0)",
+            seq_len=128,
+            num_splits=8,
+        ),
         train=TrainConfig(
             global_batch_tokens=8 * 128,
             micro_batch_blocks=4,
-            max_steps=80,
             learning_rate=5e-3,
             min_learning_rate=5e-4,
             warmup_steps=10,
             log_every=10,
-            eval_every=40,
-            eval_blocks=16,
-            checkpoint_every=40,
+            eval_every=50,
+            eval_blocks=32,
+            checkpoint_every=50,
         ),
-        sample_prompt="The Lord said unto",
+        sample_prompt="MARRIAGE, n.",
     )
 
 

@@ -32,10 +32,10 @@ def test_round_trip_through_json(value: Any) -> None:
 
 def test_override_changes_dotted_settings_and_only_them() -> None:
     before = recipes.demo()
-    after = override(before, {"data.filter": "id > 3", "train.learning_rate": 1, "train.max_steps": None})
-    assert (after.data.filter, after.train.learning_rate, after.train.max_steps) == ("id > 3", 1.0, None)
+    after = override(before, {"data.filter": "id > 3", "train.learning_rate": 1, "train.max_steps": 7})
+    assert (after.data.filter, after.train.learning_rate, after.train.max_steps) == ("id > 3", 1.0, 7)
     assert isinstance(after.train.learning_rate, float)
-    restored = {"data.filter": before.data.filter, "train.learning_rate": 5e-3, "train.max_steps": 80}
+    restored = {"data.filter": before.data.filter, "train.learning_rate": 5e-3, "train.max_steps": None}
     assert override(after, restored) == before
 
 
