@@ -54,7 +54,7 @@ def summary(location: Location, checkpoint: Checkpoint, result: dict[str, Any]) 
     """Stages, losses, a sample, a search, and what to try next."""
     dataset = open_dataset(location)
     records = [record for stage in STAGES if (record := latest_record(dataset, stage))]
-    hits = search_seen(location, QUERY, checkpoint=checkpoint, limit=3)
+    hits = search_seen(location, QUERY, checkpoint=checkpoint, limit=4)
     return "\n".join(
         [
             _title("One table, its versions"),
