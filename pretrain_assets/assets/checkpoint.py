@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pretrain_assets import recipes
 from pretrain_assets.assets.events import check_result, md, user_errors
-from pretrain_assets.assets.keys import CHECKPOINT, TOKENIZED, TRAINING_POOL
+from pretrain_assets.assets.keys import CHECKPOINT, GROUP, TOKENIZED, TRAINING_POOL
 from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.config import Recipe, RunSpec, from_dict, override
@@ -45,7 +45,7 @@ class CheckpointSettings(dg.Config):
 @dg.asset(
     key=CHECKPOINT,
     deps=[TOKENIZED],
-    group_name="model",
+    group_name=GROUP,
     kinds={"pytorch"},
     partitions_def=recipe_partitions,
     code_version="1",
@@ -121,6 +121,8 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
     validation = [(p["step"], p["val_loss"]) for p in points if p.get("val_loss") is not None]
     pin = Pin.parse(spec.pin)
     return {
+        "plot": md(line("training loss", *_columns(losses))),
+        "validation": md(line("validation loss", *_columns(validation))),
         "lance/version": pin.version,
         "lance/tag": spec.tag,
         "lance/table_id": pin.table_id,
@@ -139,8 +141,6 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "held_out_filter": spec.recipe.data.held_out_filter,
         "passport": dg.MetadataValue.json(result["passport"]),
         "sample": dg.MetadataValue.text(result["sample"]),
-        "plot": md(line("training loss", *_columns(losses))),
-        "validation": md(line("validation loss", *_columns(validation))),
     }
 
 

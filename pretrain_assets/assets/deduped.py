@@ -3,9 +3,9 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, INGESTED, TABLE_POOL
+from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, TABLE_POOL
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import DedupConfig
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import CODE_VERSION, dedup
@@ -16,10 +16,11 @@ from pretrain_assets.table.storage import open_dataset
 @dg.asset(
     key=DEDUPED,
     deps=[INGESTED],
-    group_name="corpus",
+    group_name=GROUP,
     kinds={"table"},
     code_version=CODE_VERSION,
     pool=TABLE_POOL,
+    metadata=table_metadata(),
     description="content_hash and is_dup, for the rows that lack them. Duplicates stay; filters leave them out.",
 )
 def deduped(context: dg.AssetExecutionContext, corpus: CorpusResource) -> dg.MaterializeResult:  # type: ignore[type-arg]

@@ -8,6 +8,7 @@ import dagster as dg
 
 from pretrain_assets.errors import PretrainError
 from pretrain_assets.table.lineage import LineageRecord, StageResult
+from pretrain_assets.table.schema import COLUMNS
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.verify import Finding
 
@@ -20,6 +21,7 @@ COLUMN_INPUTS: dict[str, tuple[str, ...]] = {
     "n_chars": ("text",),
 }
 """Which columns a computed column is made from."""
+MEANINGS = {column.name: column.meaning for column in COLUMNS}
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def user_errors() -> Iterator[None]:
 def stage_result(location: Location, result: StageResult, upstream: dg.AssetKey, plot: str) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """The materialization of a corpus stage: the record's facts as metadata, the pin as data version."""
     return dg.MaterializeResult(
-        metadata={**record_metadata(location, result.record, upstream), "changed": result.changed, "plot": md(plot)},
+        metadata={"plot": md(plot), "changed": result.changed, **record_metadata(location, result.record, upstream)},
         data_version=dg.DataVersion(str(result.pin)),
     )
 
@@ -57,7 +59,10 @@ def record_metadata(location: Location, record: LineageRecord, upstream: dg.Asse
         "parameters": record.parameters,
         "dagster/row_count": record.rows_total,
         "dagster/column_schema": dg.TableSchema(
-            columns=[dg.TableColumn(f.name, str(f.type), tags=_making(f.metadata)) for f in schema]
+            columns=[
+                dg.TableColumn(f.name, str(f.type), description=MEANINGS.get(f.name), tags=_making(f.metadata))
+                for f in schema
+            ]
         ),
         "dagster/column_lineage": dg.TableColumnLineage(
             {

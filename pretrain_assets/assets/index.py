@@ -3,9 +3,9 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import record_metadata, user_errors
-from pretrain_assets.assets.keys import CHECKPOINT, INDEX, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import CHECKPOINT, GROUP, INDEX, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import IndexConfig
 from pretrain_assets.forensics.index import CODE_VERSION, build_index
 
@@ -20,10 +20,11 @@ class IndexSettings(dg.Config):
 @dg.asset(
     key=INDEX,
     deps=[TOKENIZED, CHECKPOINT],
-    group_name="forensics",
+    group_name=GROUP,
     kinds={"table"},
     code_version=CODE_VERSION,
     pool=TABLE_POOL,
+    metadata=table_metadata(),
     description="Full-text index (BM25) on text; a delta after every append, never a rebuild.",
 )
 def index(context: dg.AssetExecutionContext, corpus: CorpusResource, config: IndexSettings) -> dg.MaterializeResult:  # type: ignore[type-arg]

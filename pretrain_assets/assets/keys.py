@@ -1,4 +1,4 @@
-"""Asset keys, groups and pools, in flow order."""
+"""Asset keys in flow order, their group and their pools."""
 
 from dagster import AssetKey
 
@@ -13,3 +13,6 @@ TABLE_POOL = "table_writer"
 """One writer per table at a time."""
 TRAINING_POOL = "training"
 """Training runs wait for each other, not for the table."""
+
+GROUP = "pretraining"
+"""One group, so that the graph shows every asset at once: Dagster draws several groups as closed boxes."""

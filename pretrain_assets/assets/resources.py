@@ -52,6 +52,12 @@ class LauncherResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return absolute(self.runs_uri, project.home())
 
 
+def table_metadata() -> dict[str, str]:
+    """Definition metadata of every asset on the table: what the UI's storage box shows."""
+    corpus = CorpusResource()
+    return {"dagster/table_name": corpus.table_name, "dagster/uri": corpus.location().uri}
+
+
 def default_resources() -> dict[str, object]:
     """Resources as the environment configures them (see project.py)."""
     return {"corpus": CorpusResource(), "source": SourceResource(), "launcher": LauncherResource()}

@@ -5,13 +5,13 @@ import warnings
 import dagster as dg
 
 from pretrain_assets.assets.events import user_errors
-from pretrain_assets.assets.keys import SOURCE_FILES
+from pretrain_assets.assets.keys import GROUP, SOURCE_FILES
 from pretrain_assets.assets.resources import SourceResource
 
 warnings.filterwarnings("ignore", message=".*observable_source_asset", category=dg.BetaWarning)
 
 
-@dg.observable_source_asset(key=SOURCE_FILES, group_name="source", description="Files to ingest; never copied here.")
+@dg.observable_source_asset(key=SOURCE_FILES, group_name=GROUP, description="Files to ingest; never copied here.")
 def source_files(source: SourceResource) -> dg.ObserveResult:
     """Observe the listing: the data version changes when a file is added or changes."""
     from pretrain_assets.ingest.sources import sources_fingerprint

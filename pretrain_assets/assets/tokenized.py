@@ -5,9 +5,9 @@ from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import DEDUPED, GROUP, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import TokenizeConfig
 from pretrain_assets.curate import eda
 from pretrain_assets.report.plots import bars
@@ -25,10 +25,11 @@ class TokenizeSettings(dg.Config):
 @dg.asset(
     key=TOKENIZED,
     deps=[DEDUPED],
-    group_name="corpus",
+    group_name=GROUP,
     kinds={"table"},
     code_version=CODE_VERSION,
     pool=TABLE_POOL,
+    metadata=table_metadata(),
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
 )
 def tokenized(
