@@ -27,8 +27,8 @@ demo: .venv/installed ## Run the main job on the bundled documents: text in, tra
 ui: .venv/installed ## Dagster UI on the same instance, at http://127.0.0.1:3000
 	@$(BIN)/dagster dev -h 127.0.0.1 -p $(or $(PORT),3000) -w workspace.yaml
 
-test: .venv/installed ## Run the tests
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+test: .venv/installed ## Run the tests, a module or class per worker, the long ones first (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: .venv/installed ## ruff and mypy --strict
 	@$(BIN)/ruff check .

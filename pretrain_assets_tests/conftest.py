@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -64,3 +64,21 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -
                 return
         time.sleep(0.05)
     raise TimeoutError(f"moto_server did not listen on port {port} within {seconds} s")
+
+
+LONGEST = ("test_train.py", "test_assets.py", "test_assets_s3.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long modules first, so that no worker is left alone with one at the end."""
+    place = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI nothing skips: what a test needs is installed, or the run fails."""
+    report = yield
+    if report.skipped and os.environ.get("PRETRAIN_TESTS_FORBID_SKIPS"):
+        report.outcome, report.longrepr = "failed", f"skipped, which CI forbids: {report.longrepr}"
+    return report

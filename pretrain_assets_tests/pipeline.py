@@ -41,6 +41,7 @@ TINY = {
 class Project:
     """A persistent Dagster instance, a table and a folder of sources."""
 
+    home: Path
     instance: dg.DagsterInstance
     location: Location
     sources: Path
@@ -98,7 +99,7 @@ def open_project(home: Path, storage: str, patch: pytest.MonkeyPatch) -> Iterato
     for name, value in settings.items():
         patch.setenv(name, value)
     with dg.DagsterInstance.get() as instance:
-        yield Project(instance, Location(database_uri=f"{storage}/lancedb"), sources)
+        yield Project(home, instance, Location(database_uri=f"{storage}/lancedb"), sources)
 
 
 class PipelineStory:

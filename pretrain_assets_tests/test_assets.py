@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import dagster as dg
+import psutil
 import pytest
 
-from pretrain_assets.assets.keys import DEDUPED, INGESTED
+from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INGESTED, TOKENIZED
 from pretrain_assets.definitions import build_defs, defs
 from pretrain_assets.table.storage import open_dataset
-from pretrain_assets_tests.pipeline import PipelineStory, Project, open_project
+from pretrain_assets_tests.pipeline import TINY, PipelineStory, Project, open_project
+from pretrain_assets_tests.ui import browser_page, make_ui, needs_chromium, screenshot
 
 
 @pytest.fixture(scope="class")
@@ -22,8 +25,75 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         yield from open_project(base / "home", str(base / "storage"), patch)
 
 
+@pytest.fixture(scope="class")
+def ui_port(project: Project) -> Iterator[int]:
+    with make_ui(project.home) as port:
+        yield port
+
+
 class TestLocalStory(PipelineStory):
-    """The whole story on local disk."""
+    """The whole story on local disk, and at its end a look at it through `make ui`."""
+
+    @pytest.mark.browser
+    @needs_chromium
+    def test_a_browser_shows_the_graph_versions_rows_and_plots(self, project: Project, ui_port: int) -> None:
+        with browser_page(ui_port) as page:
+            page.goto("/asset-groups")
+            for name in ("ingested", "deduped", "tokenized", "checkpoint", "index"):
+                page.get_by_text(name, exact=True).last.wait_for()
+            screenshot(page, "asset-graph")
+            for key, name in ((TOKENIZED, "tokenized"), (CHECKPOINT, "checkpoint")):
+                shown = project.metadata(key)
+                page.goto(f"/assets/{key.to_user_string()}?view=events")
+                page.get_by_text(str(shown["lance/pin"]), exact=True).first.wait_for()
+                page.get_by_role("cell", name=str(shown["lance/version"]), exact=True).first.wait_for()
+                plot = page.locator("img[src^='data:image/svg+xml']").first
+                plot.wait_for()
+                assert plot.evaluate("image => image.complete && image.naturalWidth > 100")
+                screenshot(page, f"{name}-materialization")
+            page.goto(f"/assets/{TOKENIZED.to_user_string()}?view=overview")
+            page.get_by_text("Row count", exact=True).wait_for()
+            page.get_by_text("450", exact=True).first.wait_for()
+            page.get_by_text("token ids, no end-of-text").first.wait_for()
+            screenshot(page, "tokenized-overview")
+
+    def test_a_run_cancelled_in_the_ui_leaves_no_process(self, project: Project, ui_port: int) -> None:
+        from dagster_graphql import DagsterGraphQLClient
+
+        client = DagsterGraphQLClient("127.0.0.1", ui_port)
+        endless = {**TINY, "train.max_steps": 100_000, "train.checkpoint_every": 1}
+        run_id = client.submit_job_execution(
+            "pretrain",
+            run_config={"ops": {"model__checkpoint": {"config": {"overrides": endless}}}},
+            tags={"dagster/partition": "demo"},
+            asset_selection=[CHECKPOINT],
+        )
+        wait_until(lambda: len(_ranks(project)) == 2 and _newest_step(project) > 6, seconds=90)
+        client.terminate_run(run_id)
+        wait_until(lambda: client.get_run_status(run_id) == dg.DagsterRunStatus.CANCELED, seconds=90)
+        wait_until(lambda: not _ranks(project), seconds=10)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.2)
+
+
+def _ranks(project: Project) -> list[psutil.Process]:
+    """Training processes of the project's runs."""
+    wanted = ["-m", "pretrain_assets.train"]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (line := process.info["cmdline"] or [])[2:4] == wanted and line[-1].startswith(str(project.home.parent))
+    ]
+
+
+def _newest_step(project: Project) -> int:
+    steps = (project.home.parent / "storage" / "runs").glob("demo-v*/checkpoints/step_*")
+    return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
 
 
 class TestPins:

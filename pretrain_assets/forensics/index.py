@@ -40,7 +40,7 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
     parameters = {"with_position": config.with_position, **TOKENIZER}
     previous = latest_record(dataset, "indexed")
     covered, size_before = _coverage(dataset)
-    same = previous is not None and (previous.parameters, previous.code_version) == (parameters, CODE_VERSION)
+    same = covered > 0 and _built_with(dataset, parameters) and (not previous or previous.code_version == CODE_VERSION)
     rows = dataset.count_rows()
     if previous is not None and same and covered == rows and previous.version >= input_pin.version:
         _log.info("indexed: nothing new, still %s", previous.tag)
@@ -75,6 +75,12 @@ def _coverage(dataset: lance.LanceDataset) -> tuple[int, int]:
         if index.name == INDEX_NAME:
             return int(index.num_rows_indexed), int(index.total_size_bytes or 0)
     return 0, 0
+
+
+def _built_with(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> bool:
+    """Whether the index itself says that it was built so: true also after a kill between its commit and its tag."""
+    stored = dataset.stats.index_stats(INDEX_NAME)["indices"][0]["params"]
+    return all(stored.get(name) == value for name, value in parameters.items())
 
 
 def _create(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> lance.LanceDataset:
