@@ -7,7 +7,7 @@ BIN := .venv/bin
 export DAGSTER_HOME := $(CURDIR)
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo ui test lint format bench clean
+.PHONY: help demo ui test lint format clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands

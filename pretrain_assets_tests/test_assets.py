@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import dagster as dg
 import psutil
@@ -13,7 +14,9 @@ import pytest
 
 from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INGESTED, TOKENIZED
 from pretrain_assets.definitions import build_defs, defs
+from pretrain_assets.launch.contract import read_result
 from pretrain_assets.table.storage import open_dataset
+from pretrain_assets.train import checkpoint
 from pretrain_assets_tests.pipeline import TINY, PipelineStory, Project, open_project
 from pretrain_assets_tests.ui import browser_page, make_ui, needs_chromium, screenshot
 
@@ -57,7 +60,7 @@ class TestLocalStory(PipelineStory):
             page.get_by_text("token ids, no end-of-text").first.wait_for()
             screenshot(page, "tokenized-overview")
 
-    def test_a_run_cancelled_in_the_ui_leaves_no_process(self, project: Project, ui_port: int) -> None:
+    def test_a_run_cancelled_in_the_ui_saves_and_leaves_no_process(self, project: Project, ui_port: int) -> None:
         from dagster_graphql import DagsterGraphQLClient
 
         client = DagsterGraphQLClient("127.0.0.1", ui_port)
@@ -72,6 +75,10 @@ class TestLocalStory(PipelineStory):
         client.terminate_run(run_id)
         wait_until(lambda: client.get_run_status(run_id) == dg.DagsterRunStatus.CANCELED, seconds=90)
         wait_until(lambda: not _ranks(project), seconds=10)
+        newest = max(_run_dirs(project), key=lambda run_dir: run_dir.stat().st_mtime)
+        result = read_result(str(newest))
+        assert result is not None and result["status"] == "stopped"
+        assert result["step"] == _newest_step(project) == checkpoint.newest(str(newest))
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -92,8 +99,12 @@ def _ranks(project: Project) -> list[psutil.Process]:
 
 
 def _newest_step(project: Project) -> int:
-    steps = (project.home.parent / "storage" / "runs").glob("demo-v*/checkpoints/step_*")
+    steps = [path for run_dir in _run_dirs(project) for path in run_dir.glob("checkpoints/step_*")]
     return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
+
+
+def _run_dirs(project: Project) -> list[Path]:
+    return list((project.home.parent / "storage" / "runs").iterdir())
 
 
 class TestPins:

@@ -530,19 +530,6 @@ def test_sigterm_saves_exits_75_and_resumes_and_needs_no_orchestrator(make_spec)
     assert [step for step, _ in losses(spec.run_dir)["loss"]] == list(range(1, result["step"] + 3))
 
 
-def test_a_cancelled_launch_saves_and_ends_every_process(make_spec):
-    spec = make_spec(**ENDLESS)
-
-    def cancel() -> None:
-        if trained_past(spec.run_dir, 3):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_local(spec, 1, while_running=cancel)
-    assert processes_of(spec.run_dir) == []
-    assert read_result(spec.run_dir)["status"] == "stopped"
-
-
 @pytest.mark.parametrize("victim", ["launcher", "torchrun"])
 def test_no_process_outlives_a_killed_launcher_or_torchrun(make_spec, victim):
     spec = make_spec(victim, **ENDLESS)

@@ -1,0 +1,138 @@
+"""The `pretrain` command as a person types it: real processes, exit codes, messages, and the README's own commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from pretrain_assets.cli import cli, main
+from pretrain_assets.table.storage import Location, open_dataset
+
+ROOT = Path(__file__).parent.parent
+BUNDLED = ROOT / "pretrain_assets" / "data" / "public_domain_docs.parquet"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "dagster.yaml", tmp_path)
+    return tmp_path
+
+
+def pretrain(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The message of a command that must fail with exit code 1 and without a traceback."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 1
+    message = capsys.readouterr().err
+    assert message.splitlines()[-1].startswith("error: ") and "Traceback" not in message
+    return message
+
+
+def test_stages_by_hand_tell_what_they_did(home: Path) -> None:
+    pq.write_table(pq.read_table(BUNDLED).slice(0, 20), home / "docs.parquet")
+    assert pretrain("ingest", "docs.parquet").stdout.startswith("ingested-v1: 20 rows, ")
+    assert pretrain("ingest", "docs.parquet").stdout == "ingested-v1: nothing to do, no new version\n"
+    assert json.loads(pretrain("dedup", "--json").stdout)["ledger"] == {"in": 20, "unique": 20, "duplicate": 0}
+    record = json.loads(pretrain("tokenize", "--tokenizer", "byte", "--json").stdout)
+    assert (record["tag"], record["changed"], record["parameters"]["vocab_size"]) == ("tokenized-v3", True, 257)
+    assert "indexed-v4" in pretrain("index").stdout
+    lines = pretrain("versions").stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["v1", "v2", "v3", "v4"] and "by hand" in lines[-1]
+    argv = shlex.split(pretrain("train", "demo", "--set", "train.max_steps=3", "--write-spec").stdout)
+    assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"] and argv[-3:-1] == [
+        "-m",
+        "pretrain_assets.train",
+    ]
+    spec = json.loads(Path(argv[-1]).read_text())
+    assert spec["tag"] == "tokenized-v3" and spec["recipe"]["train"]["max_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ingest", "nowhere/*.parquet"], ["nowhere", "matches no file"]),
+        (["ingest", "broken.parquet"], ["broken.parquet"]),
+        (["ingest", "null.parquet"], ["null.parquet", "row 2", "on_bad_row='skip'"]),
+        (["tokenize", "--tokenizer", "gpt3"], ["'gpt3'", "gpt2 (bundled)"]),
+        (["train", "dmo"], ["'dmo'", "Did you mean 'demo'?"]),
+        (["train", "demo", "--set", "train.max_stps=3"], ["max_stps", "Did you mean 'max_steps'?"]),
+        (["train", "demo", "--set", "data.filter=scroe > 3"], ["scroe", "n_chars"]),
+        (["train", "demo", "--set", "data.filter=score >"], ["score >"]),
+        (["train", "demo", "--nproc", "3"], ["3", "num_splits=8"]),
+        (["train", "demo", "--tag", "tokenized-v9"], ["tokenized-v9", "tokenized-v3"]),
+        (["lineage"], ["No complete checkpoint", "pretrain train demo"]),
+        (["search", "word"], ["No complete checkpoint"]),
+        (["--database", "empty", "dedup"], ["No table at", "pretrain ingest"]),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_mistakes_are_told_in_one_message(
+    prepared: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    before = open_dataset(Location(database_uri=str(prepared / ".pretrain/lancedb"))).version
+    message = refused(capsys, *arguments)
+    for word in words:
+        assert word in message, message
+    assert open_dataset(Location(database_uri=str(prepared / ".pretrain/lancedb"))).version == before
+
+
+@pytest.fixture
+def prepared(home: Path) -> Path:
+    """A project with a table of 20 rows, tokenized by bytes, and some bad files."""
+    table = pq.read_table(BUNDLED).slice(0, 20)
+    pq.write_table(table, home / "docs.parquet")
+    (home / "broken.parquet").write_bytes((home / "docs.parquet").read_bytes()[:2000])
+    pq.write_table(pa.table({"text": ["one", None]}), home / "null.parquet")
+    for arguments in (["ingest", "docs.parquet"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
+        assert pretrain(*arguments).exit_code == 0
+    return home
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, pretrain_assets.cli; print({'torch', 'lance', 'lancedb', 'dagster', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def readme_commands() -> list[str]:
+    """Every `pretrain` command in the README's shell blocks, comments removed."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.split(" # ")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith(".venv/bin/pretrain")]
+
+
+def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new project, as pasted; with bytes as tokens and one rank, to save time."""
+    monkeypatch.setenv("PRETRAIN_TOKENIZER", "byte")
+    monkeypatch.setenv("PRETRAIN_NPROC_PER_NODE", "1")
+    commands = readme_commands()
+    assert len(commands) == 10
+    for command in commands:
+        done = pretrain(*shlex.split(command)[1:])
+        assert done.exit_code == 0 and done.stdout.strip(), f"{command}\n{done.output}\n{done.exception}"
+
+
+def test_the_readmes_make_targets_exist() -> None:
+    targets = set(re.findall(r"(?:`|^)make ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    made = subprocess.run(["make", "-pqn"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert targets >= {"demo", "test", "ui", "lint"}
+    assert targets <= set(re.findall(r"^([a-z]+):", made, re.MULTILINE))
