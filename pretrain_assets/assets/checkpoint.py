@@ -17,12 +17,12 @@ from pretrain_assets.assets.events import check_result, md, user_errors
 from pretrain_assets.assets.keys import CHECKPOINT, GROUP, TOKENIZED, TRAINING_POOL
 from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
-from pretrain_assets.config import Recipe, RunSpec, from_dict, override
+from pretrain_assets.config import Recipe, RunSpec, from_dict, override, to_dict
 from pretrain_assets.errors import CheckpointError, TableError
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.report.plots import line
-from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.verify import Finding, filters_disjoint
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.metrics import read_metrics
@@ -48,7 +48,7 @@ class CheckpointSettings(dg.Config):
     group_name=GROUP,
     kinds={"pytorch"},
     partitions_def=recipe_partitions,
-    code_version="1",
+    code_version=digest([to_dict(recipe()) for recipe in recipes.RECIPES.values()]),
     pool=TRAINING_POOL,
     description="A trained model, and the passport of exactly the rows it saw. One partition per recipe.",
 )

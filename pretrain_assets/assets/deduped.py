@@ -8,8 +8,9 @@ from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import DedupConfig
 from pretrain_assets.curate import eda
-from pretrain_assets.curate.dedup import CODE_VERSION, dedup
+from pretrain_assets.curate.dedup import CODE_VERSION, PARAMETERS, dedup
 from pretrain_assets.report.plots import bars
+from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import open_dataset
 
 
@@ -18,7 +19,7 @@ from pretrain_assets.table.storage import open_dataset
     deps=[INGESTED],
     group_name=GROUP,
     kinds={"table"},
-    code_version=CODE_VERSION,
+    code_version=digest([CODE_VERSION, PARAMETERS]),
     pool=TABLE_POOL,
     metadata=table_metadata(),
     description="content_hash and is_dup, for the rows that lack them. Duplicates stay; filters leave them out.",

@@ -7,7 +7,8 @@ from pretrain_assets.assets.keys import CHECKPOINT, GROUP, INDEX, TABLE_POOL, TO
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import IndexConfig
-from pretrain_assets.forensics.index import CODE_VERSION, build_index
+from pretrain_assets.forensics.index import CODE_VERSION, TOKENIZER, build_index
+from pretrain_assets.table.lineage import digest
 
 
 class IndexSettings(dg.Config):
@@ -22,7 +23,7 @@ class IndexSettings(dg.Config):
     deps=[TOKENIZED, CHECKPOINT],
     group_name=GROUP,
     kinds={"table"},
-    code_version=CODE_VERSION,
+    code_version=digest([CODE_VERSION, TOKENIZER]),
     pool=TABLE_POOL,
     metadata=table_metadata(),
     description="Full-text index (BM25) on text; a delta after every append, never a rebuild.",

@@ -11,6 +11,7 @@ from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import TokenizeConfig
 from pretrain_assets.curate import eda
 from pretrain_assets.report.plots import bars
+from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import open_dataset
 from pretrain_assets.tokenize.columns import CODE_VERSION, tokenize
 
@@ -27,7 +28,7 @@ class TokenizeSettings(dg.Config):
     deps=[DEDUPED],
     group_name=GROUP,
     kinds={"table"},
-    code_version=CODE_VERSION,
+    code_version=digest([CODE_VERSION, project.tokenizer()]),
     pool=TABLE_POOL,
     metadata=table_metadata(),
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",

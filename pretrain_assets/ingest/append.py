@@ -61,7 +61,7 @@ def ingest(location: Location, config: IngestConfig, *, run_id: str | None = Non
     record = replace(record, version=dataset.version, rows_total=dataset.count_rows(), seconds=seconds)
     tag_version(dataset, record)
     Journal(location).clear()
-    _log.info("ingested: %s now holds %d rows; %s", record.pin, record.rows_total, record.ledger)
+    _log.info("ingested: %s rows, version %d, tag %s", f"{record.rows:,}", record.version, record.tag)
     return StageResult(record=record, changed=True)
 
 

@@ -35,8 +35,8 @@ def generate(
     return [int(token) for token in ids[0]]
 
 
-def sample_text(model: GPT, tokenizer: TokenizerIdentity, prompt: str, *, num_tokens: int = 40) -> str:
-    """Text that the model continues the prompt with; raw token ids when the tokenizer cannot be loaded here."""
+def sample_text(model: GPT, tokenizer: TokenizerIdentity, prompt: str, *, num_tokens: int = 100) -> str:
+    """Text that the model continues the prompt with, ends of text left out; raw ids without the tokenizer."""
     try:
         from pretrain_assets.tokenize import load_tokenizer
 
@@ -45,4 +45,5 @@ def sample_text(model: GPT, tokenizer: TokenizerIdentity, prompt: str, *, num_to
         _log.warning("cannot load tokenizer %s (%s): the sample is given as token ids", tokenizer.name, error)
         return str(generate(model, [tokenizer.eos_id], num_tokens=num_tokens))
     values, _ = codec.encode_batch([prompt])
-    return str(codec.decode(generate(model, [int(v) for v in values] or [tokenizer.eos_id], num_tokens=num_tokens)))
+    ids = generate(model, [int(v) for v in values] or [tokenizer.eos_id], num_tokens=num_tokens)
+    return codec.decode([token for token in ids if token != tokenizer.eos_id])
