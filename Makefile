@@ -18,7 +18,7 @@ help: ## Show the commands
 	@echo "Installing into .venv (once; a few minutes)"
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make $@ PYTHON=/path/to/python"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: .venv/installed ## Run the main job on the bundled documents: text in, trained model and provenance out

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pretrain_assets.table.storage import absolute
+
 
 def home() -> Path:
     """DAGSTER_HOME, else the nearest folder from the working directory up with a dagster.yaml, else that directory."""
@@ -38,8 +40,10 @@ def runs_uri() -> str:
 
 
 def sources() -> list[str]:
-    """PRETRAIN_SOURCES: what to ingest, separated by commas."""
-    return setting("SOURCES", "bundled").split(",")
+    """PRETRAIN_SOURCES: what to ingest, separated by commas; local paths are made absolute from `home`."""
+    named = [source.strip() for source in setting("SOURCES", "bundled").split(",")]
+    made_here = ("bundled", "synthetic")
+    return [source if source.partition(":")[0] in made_here else absolute(source, home()) for source in named]
 
 
 def tokenizer() -> str:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from pretrain_assets.config import TokenizeConfig
+from pretrain_assets.config import IngestConfig, TokenizeConfig
 from pretrain_assets.errors import TableError, TokenizerError
+from pretrain_assets.ingest.append import ingest
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location, open_dataset
@@ -87,6 +90,23 @@ def test_gpt2_on_all_bundled_documents(bundled: list[str], gpt2: Tokenizer) -> N
     assert digest(ids, offsets) == ORACLE_SHA256
     counts = pq.read_table(DATA / "public_domain_docs.parquet", columns=["token_count"])["token_count"].to_numpy()
     assert np.array_equal(np.diff(offsets), counts)
+
+
+def test_parquet_and_jsonl_zst_of_the_same_documents_give_the_same_tokens(tmp_path: Path) -> None:
+    """The whole way of all bundled documents, from two formats; totals as `tokenizers` gives them (ORACLE_SHA256)."""
+    table = pq.read_table(DATA / "public_domain_docs.parquet")
+    with pa.CompressedOutputStream(str(tmp_path / "docs.jsonl.zst"), "zstd") as out:
+        for batch in table.select(["id", "text", "score", "source"]).to_batches():
+            out.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
+    found = []
+    for name in (str(DATA / "public_domain_docs.parquet"), str(tmp_path / "docs.jsonl.zst")):
+        location = Location(database_uri=str(tmp_path / Path(name).suffix))
+        ingested = ingest(location, IngestConfig(sources=(name,)))
+        tokenize(location, TokenizeConfig(), input_pin=ingested.pin)
+        found.append(open_dataset(location).to_table(columns=["doc_id", "text", "input_ids", "n_tokens"]))
+    assert found[0] == found[1]
+    assert found[0]["text"] == table["text"] and found[0]["n_tokens"].to_pylist() == table["token_count"].to_pylist()
+    assert pc.sum(found[0]["n_tokens"]).as_py() == 2_645_179
 
 
 @pytest.mark.slow

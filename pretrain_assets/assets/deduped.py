@@ -3,7 +3,7 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, TABLE_POOL
+from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, RETRY, TABLE_POOL
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import DedupConfig
@@ -21,6 +21,7 @@ from pretrain_assets.table.storage import open_dataset
     kinds={"table"},
     code_version=digest([CODE_VERSION, PARAMETERS]),
     pool=TABLE_POOL,
+    retry_policy=RETRY,
     metadata=table_metadata(),
     description="content_hash and is_dup, for the rows that lack them. Duplicates stay; filters leave them out.",
 )

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import record_metadata, user_errors
-from pretrain_assets.assets.keys import CHECKPOINT, GROUP, INDEX, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import CHECKPOINT, GROUP, INDEX, RETRY, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import IndexConfig
@@ -25,6 +25,7 @@ class IndexSettings(dg.Config):
     kinds={"table"},
     code_version=digest([CODE_VERSION, TOKENIZER]),
     pool=TABLE_POOL,
+    retry_policy=RETRY,
     metadata=table_metadata(),
     description="Full-text index (BM25) on text; a delta after every append, never a rebuild.",
 )

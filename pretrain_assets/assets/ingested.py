@@ -3,7 +3,7 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import GROUP, INGESTED, SOURCE_FILES, TABLE_POOL
+from pretrain_assets.assets.keys import GROUP, INGESTED, RETRY, SOURCE_FILES, TABLE_POOL
 from pretrain_assets.assets.resources import CorpusResource, SourceResource, table_metadata
 from pretrain_assets.curate import eda
 from pretrain_assets.ingest.append import CODE_VERSION, ingest
@@ -18,6 +18,7 @@ from pretrain_assets.table.storage import open_dataset
     kinds={"table", "dataset"},
     code_version=CODE_VERSION,
     pool=TABLE_POOL,
+    retry_policy=RETRY,
     metadata=table_metadata(),
     description="Raw documents, written once: id, doc_id, text, source, source_file, score, n_chars.",
 )

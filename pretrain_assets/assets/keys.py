@@ -1,6 +1,6 @@
-"""Asset keys in flow order, their group and their pools."""
+"""Asset keys in flow order, and what all assets share: group, pools, retries."""
 
-from dagster import AssetKey
+from dagster import AssetKey, Backoff, RetryPolicy
 
 SOURCE_FILES = AssetKey(["source", "files"])
 INGESTED = AssetKey(["corpus", "ingested"])
@@ -13,6 +13,9 @@ TABLE_POOL = "table_writer"
 """One writer per table at a time."""
 TRAINING_POOL = "training"
 """Training runs wait for each other, not for the table."""
+
+RETRY = RetryPolicy(max_retries=2, delay=5, backoff=Backoff.EXPONENTIAL)
+"""For what may pass, such as a store that does not answer; a mistake that the user can mend is never tried again."""
 
 GROUP = "pretraining"
 """One group, so that the graph shows every asset at once: Dagster draws several groups as closed boxes."""

@@ -5,7 +5,7 @@ from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, GROUP, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import DEDUPED, GROUP, RETRY, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, table_metadata
 from pretrain_assets.config import TokenizeConfig
@@ -30,6 +30,7 @@ class TokenizeSettings(dg.Config):
     kinds={"table"},
     code_version=digest([CODE_VERSION, project.tokenizer()]),
     pool=TABLE_POOL,
+    retry_policy=RETRY,
     metadata=table_metadata(),
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
 )
