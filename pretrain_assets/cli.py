@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -282,8 +282,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=None if arguments is None else list(arguments), prog_name="pretrain", standalone_mode=True)
     except PretrainError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        _fail(str(error))
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
+        _fail(
+            f"storage: {error}. Check the uri, the permissions, and for s3:// the AWS_* variables; then run it again."
+        )
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether a disk or an object store is the cause, not this program."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "botocore"
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import absolute
 
 
@@ -53,4 +54,7 @@ def tokenizer() -> str:
 
 def nproc_per_node() -> int:
     """PRETRAIN_NPROC_PER_NODE: ranks that torchrun starts on this node."""
-    return int(setting("NPROC_PER_NODE", "2"))
+    text = setting("NPROC_PER_NODE", "2")
+    if not text.isdigit():
+        raise ConfigError(f"PRETRAIN_NPROC_PER_NODE={text!r} is not a number of ranks; set it to 1 or more")
+    return int(text)

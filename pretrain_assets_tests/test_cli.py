@@ -105,6 +105,18 @@ def prepared(home: Path) -> Path:
     return home
 
 
+def test_trouble_with_storage_is_one_message(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRETRAIN_DATABASE_URI", str(home / "dagster.yaml"))  # a file, not a folder
+    assert "storage: " in refused(capsys, "ingest", "synthetic:5")
+    monkeypatch.setenv("PRETRAIN_NPROC_PER_NODE", "two")
+    monkeypatch.setenv("PRETRAIN_DATABASE_URI", "good")
+    for arguments in (["ingest", "synthetic:5"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
+        assert pretrain(*arguments).exit_code == 0
+    assert "PRETRAIN_NPROC_PER_NODE='two'" in refused(capsys, "train", "demo")
+
+
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, pretrain_assets.cli; print({'torch', 'lance', 'lancedb', 'dagster', 'pandas'} & set(sys.modules))"
