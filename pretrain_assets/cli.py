@@ -21,7 +21,7 @@ from pretrain_assets.errors import ConfigError, PretrainError
 from pretrain_assets.table.storage import Location, absolute
 
 if TYPE_CHECKING:
-    from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
+    from pretrain_assets.table.lineage import Pin, StageResult
 
 as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON document instead of text.")
 checkpoint_argument = click.argument("checkpoint", required=False)
@@ -126,21 +126,26 @@ def train(
     from pretrain_assets import recipes
     from pretrain_assets.config import override
     from pretrain_assets.launch import contract, local
+    from pretrain_assets.table.versions import find_record
     from pretrain_assets.train.spec import make_spec
 
     location = obj["location"]
-    record = _record_of(location, "tokenized", tag)
+    record = find_record(location, "tokenized", tag)
     resolved = override(recipes.get(recipe), dict(_parse_change(change) for change in changes))
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
-    ranks = nproc or project.nproc_per_node()
+    ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
     if write_spec:
         click.echo(shlex.join(local.torchrun_argv(contract.write_spec(spec), ranks)))
         return
     result = local.run_local(spec, ranks)
     if result["status"] != "done":
-        step = result.get("step", 0)
-        click.echo(f"{result['status']} at step {step}: {result.get('error', 'stopped on request')}", err=True)
+        at = f" at step {result['step']}" if "step" in result else ""
+        click.echo(
+            f"{result['status']}{at}: {result.get('error', 'on request')}\n"
+            "The same command again goes on from the newest checkpoint.",
+            err=True,
+        )
         sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
     if json_output:
         click.echo(json.dumps(result, indent=2))
@@ -165,7 +170,7 @@ def index(obj: dict[str, Any], with_position: bool, json_output: bool) -> None:
 @cli.command()
 @click.argument("query")
 @click.option("--checkpoint", help="Folder of a run or checkpoint, or a recipe name [the newest run]")
-@click.option("--limit", default=5, show_default=True, help="Number of hits.")
+@click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="Number of hits.")
 @click.option("--where", help="SQL predicate that hits must satisfy.")
 @as_json
 @click.pass_obj
@@ -229,27 +234,10 @@ def recipes_command(name: str | None) -> None:
         click.echo(f"{recipe:12} {(make.__doc__ or '').splitlines()[0]}")
 
 
-def _record_of(location: Location, stage: str, tag: str | None = None) -> LineageRecord:
-    from pretrain_assets.errors import TableError
-    from pretrain_assets.table.storage import open_dataset
-    from pretrain_assets.table.versions import records
-
-    found = records(open_dataset(location), stage)
-    if not found:
-        verb = {"ingested": "ingest", "deduped": "dedup", "tokenized": "tokenize"}[stage]
-        raise TableError(f"{location.uri} has no version made by the {stage} stage: run `pretrain {verb}` first.")
-    if tag is None:
-        return found[-1]
-    for record in found:
-        if record.tag == tag:
-            return record
-    raise TableError(
-        f"{location.uri} has no tag {tag!r} of the {stage} stage; it has: {', '.join(r.tag for r in found)}"
-    )
-
-
 def _pin_of(location: Location, stage: str) -> Pin:
-    return _record_of(location, stage).pin
+    from pretrain_assets.table.versions import find_record
+
+    return find_record(location, stage).pin
 
 
 def _parse_change(text: str) -> tuple[str, Any]:
@@ -293,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _is_of_storage(error: Exception) -> bool:
     """Whether a disk or an object store is the cause, not this program."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "botocore"
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")
 
 
 def _fail(message: str) -> NoReturn:

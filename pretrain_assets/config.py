@@ -6,10 +6,11 @@ host name or a rank.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pretrain_assets.convert import from_dict, override, to_dict
+from pretrain_assets.convert import check_name, from_dict, override, require, to_dict
 from pretrain_assets.errors import ConfigError
 
 
@@ -37,9 +38,10 @@ class IngestConfig:
     """Files read at the same time. Four hides the latency of object stores without many open batches."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.sources), "sources", self.sources, "name at least one source, for example bundled")
-        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
-        _require(self.files_in_flight >= 1, "files_in_flight", self.files_in_flight, "use at least 1")
+        named = bool(self.sources) and all(source.strip() for source in self.sources)
+        require(named, "sources", list(self.sources), "name at least one source, and none empty, for example bundled")
+        require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        require(self.files_in_flight >= 1, "files_in_flight", self.files_in_flight, "use at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class DedupConfig:
     """Bytes of text held per batch. Does not change the result."""
 
     def __post_init__(self) -> None:
-        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class TokenizeConfig:
     """Bytes of text held per batch. Does not change the result."""
 
     def __post_init__(self) -> None:
-        _require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +91,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
-        _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "use 0 or more, and less than 1")
-        _require(self.n_embd % self.n_head == 0, "n_embd", self.n_embd, f"must be a multiple of n_head={self.n_head}")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "use 0 or more, and less than 1")
+        require(self.n_embd % self.n_head == 0, "n_embd", self.n_embd, f"must be a multiple of n_head={self.n_head}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,9 @@ class DataConfig:
     """Shuffle seed; epoch e uses seed + 100003 * e, as LanceDB's StreamingDataset does."""
 
     def __post_init__(self) -> None:
-        _require(self.seq_len >= 2, "seq_len", self.seq_len, "use at least 2")
-        _require(self.num_splits >= 1, "num_splits", self.num_splits, "use at least 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "use an integer from 0 to 2**63 - 1")
+        require(self.seq_len >= 2, "seq_len", self.seq_len, "use at least 2")
+        require(self.num_splits >= 1, "num_splits", self.num_splits, "use at least 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "use an integer from 0 to 2**63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +160,19 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("global_batch_tokens", "micro_batch_blocks", "epochs", "log_every", "eval_every", "eval_blocks"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
         for name in ("checkpoint_every", "keep_last"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
-        _require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "use at least 1, or None")
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "use a positive number")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "use at least 1, or None")
+        require(self.max_steps is None or self.max_steps < 10**9, "max_steps", self.max_steps, "use less than 10**9")
+        rate, floor = self.learning_rate, self.min_learning_rate
+        require(0 < rate < math.inf, "learning_rate", rate, "use a positive number")
+        require(0 <= floor <= rate, "min_learning_rate", floor, f"use a number from 0 to learning_rate={rate}")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "use 0 or more")
+        require(self.grad_clip > 0, "grad_clip", self.grad_clip, "use a positive number; inf does not clip")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "use 0 or more")
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "use a number from 0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +191,7 @@ class Recipe:
     """Text that the final sample continues."""
 
     def __post_init__(self) -> None:
+        check_name(self.name, "recipe name")
         cycle = self.data.num_splits * self.data.seq_len
         tokens = self.train.global_batch_tokens
         if tokens % cycle:
@@ -258,11 +269,6 @@ class RunSpec:
         }
 
 
-def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
-    if not condition:
-        raise ConfigError(f"{name}={value!r} cannot work: {remedy}")
-
-
 __all__ = [
     "DataConfig",
     "DedupConfig",
@@ -274,6 +280,7 @@ __all__ = [
     "TokenizeConfig",
     "TokenizerIdentity",
     "TrainConfig",
+    "check_name",
     "from_dict",
     "override",
     "to_dict",

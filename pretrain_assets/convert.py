@@ -1,12 +1,14 @@
 """Dataclasses to plain JSON values and back, every name and type checked; dotted overrides.
 
-Invariant: `from_dict(type(c), to_dict(c)) == c`. Import these from `pretrain_assets.config`.
+Also the checks that configs make of their own values. Invariant: `from_dict(type(c), to_dict(c)) == c`. Import these
+from `pretrain_assets.config`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -93,3 +95,23 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if hint in (int, float, str, bool) and type(value) is not hint:
         raise ConfigError(f"{where}={value!r} must be {hint.__name__}, not {type(value).__name__}")
     return value
+
+
+def check_name(name: str, what: str) -> None:
+    """Refuse a name that could not be one file name on every storage.
+
+    Raises:
+        ConfigError: empty, or with a character other than letters, digits, dot, underscore and hyphen.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{what} {name!r} cannot work: use letters, digits, '.', '_' and '-' only")
+
+
+def require(condition: bool, name: str, value: Any, remedy: str) -> None:
+    """Refuse a value, naming it and the remedy.
+
+    Raises:
+        ConfigError: the condition does not hold.
+    """
+    if not condition:
+        raise ConfigError(f"{name}={value!r} cannot work: {remedy}")

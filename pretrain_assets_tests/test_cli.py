@@ -19,6 +19,7 @@ from pretrain_assets.cli import cli, main
 from pretrain_assets.table.storage import Location, open_dataset
 
 ROOT = Path(__file__).parent.parent
+EVERY_ROW = ["--set", "data.filter=id > 9", "--set", "data.held_out_filter=id <= 9"]
 BUNDLED = ROOT / "pretrain_assets" / "data" / "public_domain_docs.parquet"
 
 
@@ -55,7 +56,7 @@ def test_stages_by_hand_tell_what_they_did(home: Path) -> None:
     assert "indexed-v4" in pretrain("index").stdout
     lines = pretrain("versions").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["v1", "v2", "v3", "v4"] and "by hand" in lines[-1]
-    argv = shlex.split(pretrain("train", "demo", "--set", "train.max_steps=3", "--write-spec").stdout)
+    argv = shlex.split(pretrain("train", "demo", *EVERY_ROW, "--set", "train.max_steps=3", "--write-spec").stdout)
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"] and argv[-3:-1] == [
         "-m",
         "pretrain_assets.train",
@@ -75,8 +76,18 @@ def test_stages_by_hand_tell_what_they_did(home: Path) -> None:
         (["train", "demo", "--set", "train.max_stps=3"], ["max_stps", "Did you mean 'max_steps'?"]),
         (["train", "demo", "--set", "data.filter=scroe > 3"], ["scroe", "n_chars"]),
         (["train", "demo", "--set", "data.filter=score >"], ["score >"]),
-        (["train", "demo", "--nproc", "3"], ["3", "num_splits=8"]),
+        (["train", "demo", *EVERY_ROW, "--nproc", "3"], ["3", "num_splits=8"]),
         (["train", "demo", "--tag", "tokenized-v9"], ["tokenized-v9", "tokenized-v3"]),
+        (["train", "demo", "--set", "data.filter=NOT is_dup) OR (true"], ["unbalanced parentheses"]),
+        (["train", "demo", "--set", "data.filter=random() < 0.5"], ["random()", "another answer each time"]),
+        (["train", "demo", "--set", "data.filter=id < 0"], ["keeps none of the 20 rows"]),
+        (["train", "demo", "--set", "name=../x"], ["'../x'", "letters"]),
+        (["train", "demo", "--set", "train.learning_rate=Infinity"], ["learning_rate=inf"]),
+        (["train", "demo", *EVERY_ROW, "--nproc", "0"], ["nproc=0"]),
+        (["ingest", ""], ["sources", "bundled"]),
+        (["ingest", "foo://x"], ["foo://x", "cannot be opened"]),
+        (["ingest", "twice.parquet"], ["twice.parquet", "2 columns of this name"]),
+        (["--table", "../x", "versions"], ["'../x'", "letters"]),
         (["lineage"], ["No complete checkpoint", "pretrain train demo"]),
         (["search", "word"], ["No complete checkpoint"]),
         (["--database", "empty", "dedup"], ["No table at", "pretrain ingest"]),
@@ -100,9 +111,31 @@ def prepared(home: Path) -> Path:
     pq.write_table(table, home / "docs.parquet")
     (home / "broken.parquet").write_bytes((home / "docs.parquet").read_bytes()[:2000])
     pq.write_table(pa.table({"text": ["one", None]}), home / "null.parquet")
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), home / "twice.parquet")
     for arguments in (["ingest", "docs.parquet"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
         assert pretrain(*arguments).exit_code == 0
     return home
+
+
+def test_two_ingests_at_once_never_share_an_id(home: Path) -> None:
+    """Real processes: one wins, the other is refused or comes after it; started again, all documents are there."""
+    assert pretrain("ingest", "synthetic:100:1").exit_code == 0
+    program = str(Path(sys.executable).parent / "pretrain")
+    names = ("synthetic:3000:2", "synthetic:3000:3", "synthetic:3000:4")
+    racers = [subprocess.Popen([program, "ingest", name], stderr=subprocess.PIPE, text=True) for name in names]
+    for racer in racers:
+        message = racer.communicate(timeout=60)[1]
+        assert racer.returncode == 0 or "Another ingest committed" in message
+    for name in names:
+        assert pretrain("ingest", name).exit_code == 0
+    ids = open_dataset(Location(database_uri=str(home / ".pretrain/lancedb"))).to_table(columns=["id"])["id"]
+    assert ids.to_pylist() == list(range(9100))
+
+
+def test_one_file_has_one_name(home: Path) -> None:
+    pq.write_table(pq.read_table(BUNDLED).slice(0, 5), home / "docs.parquet")
+    assert pretrain("ingest", "docs.parquet", f"../{home.name}/docs.parquet").stdout.startswith("ingested-v1: 5 rows")
+    assert "nothing to do" in pretrain("ingest", str(home / "x" / ".." / "docs.parquet")).stdout
 
 
 def test_trouble_with_storage_is_one_message(
@@ -112,9 +145,9 @@ def test_trouble_with_storage_is_one_message(
     assert "storage: " in refused(capsys, "ingest", "synthetic:5")
     monkeypatch.setenv("PRETRAIN_NPROC_PER_NODE", "two")
     monkeypatch.setenv("PRETRAIN_DATABASE_URI", "good")
-    for arguments in (["ingest", "synthetic:5"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
+    for arguments in (["ingest", "synthetic:500"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
         assert pretrain(*arguments).exit_code == 0
-    assert "PRETRAIN_NPROC_PER_NODE='two'" in refused(capsys, "train", "demo")
+    assert "PRETRAIN_NPROC_PER_NODE='two'" in refused(capsys, "train", "demo", *EVERY_ROW)
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:

@@ -41,6 +41,7 @@ from pretrain_assets.table.versions import identified
 from pretrain_assets.train import checkpoint, distributed
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.flops import flops_per_token, mfu, peak_tflops
+from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.model import GPT
 from pretrain_assets.train.optim import learning_rate, make_optimizer
@@ -528,6 +529,33 @@ def test_sigterm_saves_exits_75_and_resumes_and_needs_no_orchestrator(make_spec)
     assert result["status"] == "stopped" and checkpoint.newest(spec.run_dir) == result["step"]
     assert run(override_spec(spec, train__max_steps=result["step"] + 2)) == 0
     assert [step for step, _ in losses(spec.run_dir)["loss"]] == list(range(1, result["step"] + 3))
+
+
+def test_one_job_per_run_directory(make_spec):
+    spec = make_spec()
+    with sole_writer(spec.run_dir), pytest.raises(ConfigError, match="is being trained by another process"):
+        run(spec)
+    assert checkpoint.steps(spec.run_dir) == [] and read_result(spec.run_dir) is None
+    assert run(spec, after(1)) == 75
+
+
+def test_a_result_without_its_checkpoint_is_not_done(make_spec):
+    spec = make_spec(train__max_steps=2)
+    assert run(spec) == 0
+    digest = read_result(spec.run_dir)["digest"]
+    shutil.rmtree(Path(spec.run_dir, "checkpoints"))
+    Path(spec.run_dir, "result.json").write_text("{")  # and a damaged result counts as none
+    assert run(spec) == 0
+    assert read_result(spec.run_dir)["digest"] == digest
+
+
+@pytest.mark.parametrize("damage", ["[]", "{}", '{"passport.json": {}}', "\xff"])
+def test_a_damaged_marker_is_no_marker(make_spec, damage):
+    spec = make_spec(train__max_steps=2)
+    assert run(spec) == 0
+    folder = Path(spec.run_dir, "checkpoints", "step_00000002")
+    (folder / "COMPLETE").write_text(damage, encoding="latin-1")
+    assert "marker" in checkpoint.find_fault(folder) and checkpoint.newest(spec.run_dir) is None
 
 
 @pytest.mark.parametrize("victim", ["launcher", "torchrun"])

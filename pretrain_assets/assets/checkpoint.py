@@ -19,7 +19,7 @@ from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.config import Recipe, RunSpec, from_dict, override, to_dict
 from pretrain_assets.errors import CheckpointError, TableError
-from pretrain_assets.launch.contract import read_result
+from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.report.plots import line
 from pretrain_assets.table.lineage import Pin, digest
@@ -74,8 +74,8 @@ def train(context: dg.AssetExecutionContext, spec: RunSpec, nproc: int) -> dict[
     Raises:
         CheckpointError: the run failed, or was stopped before its last step.
     """
-    finished = read_result(spec.run_dir)
-    if finished and finished["status"] == "done":
+    finished = finished_result(spec)
+    if finished:
         context.log.info(f"{spec.run_dir} is complete: nothing to train")
         return finished
     with dg.open_pipes_session(
@@ -89,9 +89,8 @@ def train(context: dg.AssetExecutionContext, spec: RunSpec, nproc: int) -> dict[
         observe()
     if result["status"] != "done":
         raise CheckpointError(
-            f"Training {spec.recipe.name} {result['status']} at step {result.get('step', 0)}: "
-            f"{result.get('error', 'stopped on request')}. Checkpoints are in {spec.run_dir}; materialize again to "
-            "resume from the newest."
+            f"Training {spec.recipe.name} {result['status']}: {result.get('error', 'on request')}. Checkpoints are in "
+            f"{spec.run_dir}; materialize again to resume from the newest."
         )
     return result
 

@@ -5,14 +5,13 @@ Invariant: only complete checkpoints are found; the passport read is the checkpo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pretrain_assets.config import Recipe, from_dict
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
@@ -87,8 +86,11 @@ def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
 
 
 def _open(run_dir: str, step: int) -> Checkpoint:
-    data = read_file(join(checkpoint.checkpoint_uri(run_dir, step), checkpoint.PASSPORT_NAME))
-    if data is None:
+    if step not in checkpoint.steps(run_dir):
         have = ", ".join(str(s) for s in checkpoint.steps(run_dir)) or "none"
         raise CheckpointError(f"{run_dir} has no checkpoint of step {step}; it has: {have}")
-    return Checkpoint(run_dir=run_dir, step=step, passport=json.loads(data))
+    with checkpoint.open_checkpoint(run_dir, step) as folder:
+        fault = checkpoint.find_fault(folder)
+        if fault:
+            raise CheckpointError(f"Checkpoint {checkpoint.checkpoint_uri(run_dir, step)} cannot be used: {fault}")
+        return Checkpoint(run_dir=run_dir, step=step, passport=checkpoint.read_passport(folder))

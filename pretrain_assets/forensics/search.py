@@ -12,6 +12,7 @@ from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, open_pin
 
@@ -52,8 +53,11 @@ def search(location: Location, query: str, *, pin: Pin, limit: int = 5, where: s
 
     Raises:
         TableError: there is no index yet, or it is older than the pinned version.
+        FilterError: `where` is not a predicate of the table.
     """
     dataset, upto = _indexed(location, pin)
+    if where is not None:
+        check_predicate(dataset, where, setting="where")
     within = f"_row_created_at_version <= {upto}" + (f" AND ({where})" if where else "")
     found = dataset.scanner(
         columns=[*COLUMNS, "_score"], full_text_query=query, limit=limit, filter=within, prefilter=True

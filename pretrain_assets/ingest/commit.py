@@ -71,7 +71,7 @@ def commit(
 
     fragments = [FragmentMetadata.from_json(json.dumps(part)) for entry in entries for part in entry.fragments]
     if base.dataset is not None:
-        return _append(location, base, LanceOperation.Append(fragments), record)
+        return _append(location, base, fragments, record)
     refuse_if(exists(location), location)
     create = LanceOperation.Overwrite(identified(schema, record.table_id), fragments)
     try:
@@ -88,19 +88,22 @@ def refuse_if(moved: bool, location: Location) -> None:
 
 
 def _append(
-    location: Location, base: Base, operation: lance.LanceOperation.Append, record: LineageRecord
+    location: Location, base: Base, fragments: list[lance.FragmentMetadata], record: LineageRecord
 ) -> lance.LanceDataset:
-    """Commit on the newest version; Lance itself merges with fills, deletes and index builds.
+    """Commit on the newest version, unless another ingest got there first.
 
-    Lance would merge with another append as well: between the check and the commit (milliseconds) only the rule of one
-    writer per table keeps ids apart.
+    Why a `Merge` of all fragments and no `Append`: Lance lets two appends pass side by side, and both would carry the
+    same ids. A `Merge` conflicts with every commit since the version it was made from, so each try looks again.
     """
+    from lance import LanceOperation
     from lance.commit import CommitConflictError
 
     for _ in range(COMMIT_TRIES):
         dataset = heal(location)
         refuse_if(latest_record(dataset, STAGE) != base.record, location)
         try:
+            kept = [fragment.metadata for fragment in dataset.get_fragments()]
+            operation = LanceOperation.Merge([*kept, *fragments], dataset.lance_schema, preserves_nullability=True)
             return _commit(location, operation, dataset.version, record)
         except CommitConflictError as error:
             conflict = error

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     "missing_text": "there is no text column",
+    "ambiguous_column": "which column is meant is not clear",
     "null_text": "the text is null",
     "text_not_a_string": "the text is not a string",
     "malformed_json": "the line is not JSON",

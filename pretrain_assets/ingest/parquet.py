@@ -37,6 +37,9 @@ def schema_problem(schema: pa.Schema, layout: Layout) -> tuple[str, str, str] | 
     import pyarrow.types as types
 
     config = layout.config
+    for column in (config.text_column, config.id_column, config.score_column, config.source_column):
+        if schema.names.count(column) > 1:
+            return "ambiguous_column", column, f"{schema.names.count(column)} columns of this name"
     if config.text_column not in schema.names:
         return "missing_text", config.text_column, f"columns {', '.join(schema.names)}"
     checks = (

@@ -92,10 +92,12 @@ def _list_source(source: str) -> list[SourceFile]:
         return [_synthetic(source)]
     try:
         fs, path = filesystem(absolute(source))
-    except (ImportError, ValueError) as error:  # an unknown protocol, or one whose package is not installed
+        fs.invalidate_cache()
+        listing = _listing(fs, path, source)
+    except InputError:
+        raise
+    except ValueError as error:  # an unknown protocol, or an address that its file system cannot read
         raise InputError(f"Source {source!r} cannot be opened: {error}") from error
-    fs.invalidate_cache()
-    listing = _listing(fs, path, source)
     return [_file(fs, entry, listing[entry], source) for entry in sorted(listing)]
 
 

@@ -18,6 +18,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 1, 75
 """Exit codes of one rank: done; failed; stopped after saving, start me again (EX_TEMPFAIL of sysexits.h)."""
 
 RUN_NAME, METRICS_NAME, RESULT_NAME, CHECKPOINTS_NAME = "run.json", "metrics.jsonl", "result.json", "checkpoints"
+MARKER_NAME, PASSPORT_NAME = "COMPLETE", "passport.json"
 
 Status = Literal["done", "stopped", "failed"]
 
@@ -45,9 +46,24 @@ def read_spec(uri: str) -> RunSpec:
 
 
 def read_result(run_dir: str) -> dict[str, Any] | None:
-    """The run's `result.json`, or None when there is none."""
+    """The run's `result.json`, or None when there is none, or none that says how the run ended."""
     data = read_file(f"{run_dir.rstrip('/')}/{RESULT_NAME}")
-    return None if data is None else dict(json.loads(data))
+    try:
+        result = json.loads(data or b"{}")
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) and "status" in result else None
+
+
+def finished_result(spec: RunSpec) -> dict[str, Any] | None:
+    """The result if exactly this run is done and its last checkpoint is still there, else None."""
+    result = read_result(spec.run_dir)
+    if result is None or result["status"] != "done":
+        return None
+    passport = result.get("passport", {})
+    same = passport.get("identity") == spec.identity and passport.get("recipe") == to_dict(spec.recipe)
+    last = f"{spec.run_dir.rstrip('/')}/{CHECKPOINTS_NAME}/step_{result['step']:08d}/{MARKER_NAME}"
+    return result if same and read_file(last) is not None else None
 
 
 def write_result(run_dir: str, result: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ row (row id 8, document id 8, token count 4) and a plan 24 (row id 8, document i
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.errors import ConfigError, FilterError
+from pretrain_assets.table.predicate import check_predicate
 
 if TYPE_CHECKING:
     import lance
@@ -146,7 +146,7 @@ def kept_rows(dataset: lance.LanceDataset, filter: str, *, setting: str = "data.
     Raises:
         FilterError: the predicate cannot be used, keeps no row, or keeps a row without a token count.
     """
-    check_filter(dataset, filter, setting=setting)
+    check_predicate(dataset, filter, setting=setting)
     columns = ["id", "n_tokens"]
     scanner = dataset.scanner(
         columns=columns, filter=filter, with_row_id=True, scan_in_order=True, batch_size=SCAN_BATCH_ROWS
@@ -166,24 +166,6 @@ def kept_rows(dataset: lance.LanceDataset, filter: str, *, setting: str = "data.
         doc_ids=table["id"].to_numpy(),
         num_tokens=table["n_tokens"].to_numpy(),
     )
-
-
-def check_filter(dataset: lance.LanceDataset, filter: str, *, setting: str = "data.filter") -> None:
-    """Refuse a predicate that the table cannot evaluate, before any work is done.
-
-    Raises:
-        FilterError: not SQL, not boolean, unknown column, or more than one statement.
-    """
-    if ";" in re.sub(r"'[^']*'", "", filter):  # Lance would evaluate the part before it and ignore the rest
-        raise FilterError(f"{setting}={filter!r} holds a semicolon; give one SQL predicate")
-    try:
-        dataset.scanner(columns=["id"], filter=filter, limit=1).to_table()
-    except (ValueError, OSError) as error:
-        reason = str(error).split(", /")[0].removeprefix("Invalid user input: ")
-        raise FilterError(
-            f"{setting}={filter!r} is not a predicate of this table: {reason}. "
-            f"Columns: {', '.join(dataset.schema.names)}"
-        ) from error
 
 
 def check_world_size(num_splits: int, world_size: int) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.errors import TableError
+from pretrain_assets.config import check_name
+from pretrain_assets.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     import lance
@@ -40,6 +41,9 @@ class Location:
     table_name: str = "corpus"
     """Name of the table inside the database."""
 
+    def __post_init__(self) -> None:
+        check_name(self.table_name, "table name")
+
     @property
     def uri(self) -> str:
         """The Lance dataset's own uri, `<database>/<table>.lance`."""
@@ -65,7 +69,7 @@ def absolute(uri: str, root: str | Path | None = None) -> str:
     """Resolve a local path against `root` (default: the working directory); remote uris stay as they are."""
     if is_remote(uri):
         return uri.rstrip("/")
-    return str(Path(root or "").absolute() / Path(uri.removeprefix("file://")).expanduser())
+    return os.path.normpath(Path(root or "").absolute() / Path(uri.removeprefix("file://")).expanduser())
 
 
 def storage_options(uri: str) -> dict[str, str] | None:
@@ -88,7 +92,10 @@ def filesystem(uri: str) -> tuple[Any, str]:
     """The fsspec filesystem for `uri` and the path inside it."""
     import fsspec
 
-    fs, path = fsspec.core.url_to_fs(uri)
+    try:
+        fs, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:  # an unknown protocol, or one whose package is not installed
+        raise ConfigError(f"{uri!r} cannot be opened: {error}. Give a local path or s3://bucket/prefix.") from error
     return fs, path
 
 

@@ -25,6 +25,8 @@ TABLE_ID_KEY = b"pretrain.table_id"
 
 STAGES = ("ingested", "deduped", "tokenized", "indexed")
 """Stages that make versions, in flow order."""
+VERBS = {"ingested": "ingest", "deduped": "dedup", "tokenized": "tokenize", "indexed": "index"}
+"""The `pretrain` verb that runs each stage, for messages."""
 
 _TAG = re.compile(r"^(?P<stage>[a-z_]+)-v(?P<version>\d+)$")
 _log = logging.getLogger(__name__)
@@ -114,6 +116,22 @@ def record_of(dataset: lance.LanceDataset, stage: str, version: int) -> LineageR
             return record
     have = ", ".join(record.tag for record in records(dataset, stage)) or "none"
     raise TableError(f"{dataset.uri} has no version {version} made by stage {stage!r}; it has: {have}")
+
+
+def find_record(location: Location, stage: str, tag: str | None = None) -> LineageRecord:
+    """The newest record of a stage, or the one with this tag.
+
+    Raises:
+        TableError: the stage has not run, or has no such tag.
+    """
+    found = records(open_dataset(location), stage)
+    if not found:
+        raise TableError(f"{location.uri}: the {stage} stage has made no version. Run `pretrain {VERBS[stage]}` first.")
+    for record in reversed(found):
+        if tag is None or record.tag == tag:
+            return record
+    have = ", ".join(record.tag for record in found)
+    raise TableError(f"{location.uri} has no tag {tag!r} of the {stage} stage; it has: {have}")
 
 
 def heal(location: Location) -> lance.LanceDataset:

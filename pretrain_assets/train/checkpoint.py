@@ -23,10 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import CHECKPOINTS_NAME
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, MARKER_NAME, PASSPORT_NAME
 from pretrain_assets.table.storage import filesystem, is_remote, join
-
-MARKER_NAME, PASSPORT_NAME = "COMPLETE", "passport.json"
 
 _STEP = re.compile(r"^step_(\d{8})$")
 _log = logging.getLogger(__name__)
@@ -105,16 +103,18 @@ def find_fault(folder: Path) -> str | None:
     if not marker.exists():
         return f"it has no {MARKER_NAME} marker, its writer was interrupted"
     try:
-        files = json.loads(marker.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
-        return f"its {MARKER_NAME} marker is not JSON"
-    for name, expected in files.items():
+        files = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in json.loads(marker.read_bytes()).items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"its {MARKER_NAME} marker is damaged"
+    if PASSPORT_NAME not in files or len(files) < 2:
+        return f"its {MARKER_NAME} marker does not name its files"
+    for name, (num_bytes, sha256) in files.items():
         path = folder / name
         if not path.exists():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {expected['bytes']}"
-        if _sha256(path) != expected["sha256"]:
+        if path.stat().st_size != num_bytes:
+            return f"{name} has {path.stat().st_size} bytes, not {num_bytes}"
+        if _sha256(path) != sha256:
             return f"{name} does not match its digest"
     return None
 

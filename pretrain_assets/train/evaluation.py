@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import FilterError
-from pretrain_assets.loader.plan import check_filter
 from pretrain_assets.loader.stream import BlockLoader
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.distributed import World
@@ -31,8 +31,8 @@ def check_disjoint(location: Location, spec: RunSpec) -> None:
         FilterError: some rows match both, or a filter cannot be used.
     """
     dataset, data = open_pin(location, Pin.parse(spec.pin)), spec.recipe.data
-    check_filter(dataset, data.filter)
-    check_filter(dataset, data.held_out_filter, setting="data.held_out_filter")
+    check_predicate(dataset, data.filter, setting="data.filter")
+    check_predicate(dataset, data.held_out_filter, setting="data.held_out_filter")
     shared = dataset.count_rows(f"({data.filter}) AND ({data.held_out_filter})")
     if shared:
         raise FilterError(

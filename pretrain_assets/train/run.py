@@ -10,21 +10,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pretrain_assets.config import RunSpec, to_dict
+from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.launch.contract import (
     EXIT_DONE,
     EXIT_STOPPED,
     METRICS_NAME,
     clear_unfinished_result,
+    finished_result,
     read_file,
-    read_result,
     write_result,
 )
 from pretrain_assets.table.storage import Location, join
 from pretrain_assets.train import checkpoint
 from pretrain_assets.train.distributed import World, join_world
 from pretrain_assets.train.evaluation import check_disjoint
+from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.loop import Trainer
 from pretrain_assets.train.metrics import MetricsLog
 from pretrain_assets.train.reporting import Reporter, open_reporters
@@ -38,12 +39,13 @@ def run(spec: RunSpec, should_stop: Callable[[], bool] = lambda: False) -> int:
 
     Raises:
         PretrainError: anything the user can mend; result.json then says `failed` and why.
+        ConfigError: another process is training in this run's directory; nothing is touched.
     """
-    if _is_done(spec):
+    if finished_result(spec):  # asked before the ranks meet: nobody writes a result until they do
         _log.info("the run in %s is done already: nothing to do", spec.run_dir)
         return EXIT_DONE
     started = time.monotonic()
-    with join_world() as world, open_reporters(world.is_main) as reporters:
+    with sole_writer(spec.run_dir), join_world() as world, open_reporters(world.is_main) as reporters:
         try:
             result = _train(spec, world, reporters, should_stop)
         except Exception as error:
@@ -52,15 +54,6 @@ def run(spec: RunSpec, should_stop: Callable[[], bool] = lambda: False) -> int:
             raise
         _finish(spec, world, reporters, result, started)
     return EXIT_STOPPED if result["status"] == "stopped" else EXIT_DONE
-
-
-def _is_done(spec: RunSpec) -> bool:
-    """Whether exactly this run has finished here. Asked before the ranks meet: nobody writes a result until they do."""
-    result = read_result(spec.run_dir)
-    if result is None or result["status"] != "done":
-        return False
-    passport = result["passport"]
-    return bool(passport["identity"] == spec.identity and passport["recipe"] == to_dict(spec.recipe))
 
 
 def _train(spec: RunSpec, world: World, reporters: list[Reporter], should_stop: Callable[[], bool]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 from pretrain_assets.config import Recipe, RunSpec, to_dict
-from pretrain_assets.errors import ConfigError
-from pretrain_assets.loader.plan import check_filter
+from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.table.lineage import Pin, digest
+from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import STORAGE_ENV_NAMES, Location, is_remote, join
 from pretrain_assets.table.versions import open_pin
@@ -36,8 +36,13 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         if not is_remote(uri) and not uri.startswith("/"):
             raise ConfigError(f"{uri!r} must be absolute: the run starts in another process, perhaps on another node")
     dataset = open_pin(location, pin)
-    check_filter(dataset, recipe.data.filter)
-    check_filter(dataset, recipe.data.held_out_filter, setting="data.held_out_filter")
+    for setting in ("filter", "held_out_filter"):
+        predicate = getattr(recipe.data, setting)
+        check_predicate(dataset, predicate, setting=f"data.{setting}")
+        if dataset.count_rows(predicate) == 0:
+            raise FilterError(
+                f"data.{setting}={predicate!r} keeps none of the {dataset.count_rows():,} rows of {tag}; widen it"
+            )
     spec = RunSpec(
         recipe=recipe,
         database_uri=location.database_uri,
