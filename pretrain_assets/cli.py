@@ -122,6 +122,7 @@ def train(
 ) -> None:
     """Train RECIPE on the newest tokenized version; the same command again resumes."""
     import shlex
+    import signal
 
     from pretrain_assets import recipes
     from pretrain_assets.config import override
@@ -136,14 +137,19 @@ def train(
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
     if write_spec:
-        click.echo(shlex.join(local.torchrun_argv(contract.write_spec(spec), ranks)))
+        argv = local.torchrun_argv(contract.write_spec(spec), ranks)
+        click.echo(json.dumps({"run_dir": spec.run_dir, "argv": argv}) if json_output else shlex.join(argv))
         return
-    result = local.run_local(spec, ranks)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both wait until the run has saved
+    try:
+        result = local.run_local(spec, ranks)
+    except KeyboardInterrupt:
+        result = contract.read_result(spec.run_dir) or {"status": "stopped"}
     if result["status"] != "done":
         at = f" at step {result['step']}" if "step" in result else ""
         click.echo(
             f"{result['status']}{at}: {result.get('error', 'on request')}\n"
-            "The same command again goes on from the newest checkpoint.",
+            f"The same command again goes on from the newest checkpoint in {spec.run_dir}.",
             err=True,
         )
         sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)

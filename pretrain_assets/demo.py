@@ -6,16 +6,19 @@ Invariant: it goes through the same Dagster job and instance as the UI, and a se
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from pretrain_assets import recipes
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.search import search_seen
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.report.text import hits_text, stages_text
 from pretrain_assets.table.storage import Location, exists, open_dataset
-from pretrain_assets.table.versions import STAGES, latest_record
+from pretrain_assets.table.versions import latest_record, records
+from pretrain_assets.train.spec import make_spec
 
 QUERY = "marriage"
 
@@ -35,31 +38,55 @@ def run_demo(location: Location, runs_uri: str) -> None:
     from pretrain_assets.assets.inprocess import run_job
 
     started = time.monotonic()
-    before = open_dataset(location).version if exists(location) else None
+    before = _state(location, runs_uri)
     click.echo("Bundled documents -> ingested -> deduped -> tokenized -> a small GPT on 2 ranks -> full-text index")
     run_job("pretrain", partition="demo")
-    seconds = time.monotonic() - started
-    checkpoint = find_checkpoint("demo", runs_uri)
-    result = read_result(checkpoint.run_dir)
-    assert result is not None  # the job above has just checked it
-    click.echo(summary(location, checkpoint, result))
-    now = open_dataset(location).version
-    if before == now:
-        click.echo(f"\nNothing was new: no stage made a version, the table stays at v{now}. ({seconds:.0f} s)")
+    took = f"({time.monotonic() - started:.0f} s)"
+    after = _state(location, runs_uri)
+    assert after is not None and after.result is not None  # the job above has just made them
+    click.echo(summary(location, find_checkpoint(after.run_dir, runs_uri), after.result))
+    if before == after:
+        click.echo(
+            f"\nNothing was new: no stage made a version, the table stays at v{after.version}. ({seconds:.0f} s)"
+        )
     else:
-        click.echo(f"\nDone in {seconds:.0f} s. Run it again: nothing will change, and it will say so.")
+        click.echo(f"\nDone {took}. Run it again: nothing will change, and it will say so.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """What a second run must leave as it is."""
+
+    version: int
+    """Newest version of the table."""
+    run_dir: str
+    """Where the demo recipe trains on the newest tokens."""
+    result: dict[str, Any] | None
+    """Result of that run, when there is one."""
+
+
+def _state(location: Location, runs_uri: str) -> _State | None:
+    """The state of the demo; None before its first tokens."""
+    if not exists(location):
+        return None
+    dataset = open_dataset(location)
+    record = latest_record(dataset, "tokenized")
+    if record is None:
+        return None
+    run_dir = make_spec(location, record.pin, record.tag, recipes.demo(), runs_uri).run_dir
+    return _State(version=dataset.version, run_dir=run_dir, result=read_result(run_dir))
 
 
 def summary(location: Location, checkpoint: Checkpoint, result: dict[str, Any]) -> str:
     """Stages, losses, a sample, a search, and what to try next."""
     dataset = open_dataset(location)
-    records = [record for stage in STAGES if (record := latest_record(dataset, stage))]
+    made = records(dataset)
     hits = search_seen(location, QUERY, checkpoint=checkpoint, limit=4)
     return "\n".join(
         [
             _title("One table, its versions"),
-            stages_text(records),
-            f"table {location.uri} ({records[0].table_id})",
+            stages_text(made),
+            f"table {location.uri} ({made[0].table_id})",
             _title("Training"),
             _training(checkpoint, result),
             _title("A sample"),

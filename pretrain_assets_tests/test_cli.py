@@ -88,7 +88,7 @@ def test_stages_by_hand_tell_what_they_did(home: Path) -> None:
         (["ingest", "foo://x"], ["foo://x", "cannot be opened"]),
         (["ingest", "twice.parquet"], ["twice.parquet", "2 columns of this name"]),
         (["--table", "../x", "versions"], ["'../x'", "letters"]),
-        (["lineage"], ["No complete checkpoint", "pretrain train demo"]),
+        (["lineage"], ["No complete checkpoint", "pretrain train RECIPE"]),
         (["search", "word"], ["No complete checkpoint"]),
         (["--database", "empty", "dedup"], ["No table at", "pretrain ingest"]),
     ],

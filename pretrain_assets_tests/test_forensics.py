@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from pretrain_assets import recipes
-from pretrain_assets.config import DedupConfig, IndexConfig, TokenizeConfig, override
+from pretrain_assets.config import DedupConfig, IndexConfig, IngestConfig, TokenizeConfig, override
 from pretrain_assets.curate.dedup import dedup
-from pretrain_assets.errors import CheckpointError, TableError
-from pretrain_assets.forensics.checkpoints import find_checkpoint
+from pretrain_assets.errors import CheckpointError, FilterError, TableError
+from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.exposure import schedule_of, seen_by
 from pretrain_assets.forensics.index import build_index
+from pretrain_assets.forensics.lineage import lineage_of
 from pretrain_assets.forensics.search import search
+from pretrain_assets.ingest.append import ingest
 from pretrain_assets.loader.exposure import documents
+from pretrain_assets.report.text import lineage_text
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize.columns import tokenize
@@ -104,5 +107,40 @@ def test_seen_by_says_why_not(corpus: tuple[Location, Pin]) -> None:
 
 
 def test_an_unknown_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"No complete checkpoint of 'gpt2_124m' .*pretrain train gpt2_124m"):
+    with pytest.raises(CheckpointError, match=r"No complete checkpoint of 'gpt2_124m' .*pretrain train RECIPE"):
         find_checkpoint("gpt2_124m", str(tmp_path))
+
+
+def test_a_phrase_without_positions_says_how_to_get_them(corpus: tuple[Location, Pin]) -> None:
+    location, pin = corpus
+    build_index(location, IndexConfig(), input_pin=pin)
+    with pytest.raises(TableError, match=r"'\"stands here\"' asks for a phrase.*--with-position"):
+        search(location, '"stands here"', pin=pin)
+    build_index(location, IndexConfig(with_position=True), input_pin=pin)
+    assert len(search(location, '"stands here"', pin=pin, limit=100)) == 60
+
+
+def test_where_cannot_reach_past_the_pinned_rows(corpus: tuple[Location, Pin]) -> None:
+    location, pin = corpus
+    append(location, ["zyzzyva"])
+    build_index(location, IndexConfig(), input_pin=newest(location))
+    with pytest.raises(FilterError, match="unbalanced parentheses"):
+        search(location, "zyzzyva", pin=pin, where="false) OR (true")
+    assert search(location, "zyzzyva", pin=pin, where="true OR true") == []
+
+
+def test_lineage_names_every_ingest_behind_a_checkpoint(corpus: tuple[Location, Pin], tmp_path: Path) -> None:
+    source = tmp_path / "more.jsonl"
+    source.write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(7)))
+    location = Location(database_uri=str(tmp_path / "db"))
+    for name in ("synthetic:30", str(source)):
+        pin = ingest(location, IngestConfig(sources=(name,))).pin
+    pin = dedup(location, DedupConfig(), input_pin=pin).pin
+    record = tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=pin).record
+    passport = {"pin": str(record.pin), "tag": record.tag, "filter": "true", "tokens_seen": 0, "recipe": {"name": "x"}}
+    found = lineage_of(location, Checkpoint(run_dir="r", step=1, passport=passport))
+    assert [(r.tag, r.rows, r.inputs) for r in found.ingests] == [
+        ("ingested-v1", 30, ("synthetic:30",)),
+        ("ingested-v2", 7, (str(source),)),
+    ]
+    assert "30 rows from synthetic:30  (tag ingested-v1)" in lineage_text(found)

@@ -121,7 +121,7 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
     pin = Pin.parse(spec.pin)
     return {
         "plot": md(line("training loss", *_columns(losses))),
-        "validation": md(line("validation loss", *_columns(validation))),
+        "validation_plot": md(line("validation loss", *_columns(validation))),
         "lance/version": pin.version,
         "lance/tag": spec.tag,
         "lance/table_id": pin.table_id,
@@ -130,12 +130,9 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "run_dir": dg.MetadataValue.path(spec.run_dir),
         "checkpoint": dg.MetadataValue.path(result["checkpoint"]),
         "steps": result["step"],
-        "tokens": result["tokens"],
-        "first_loss": result["first_loss"],
-        "train_loss": result["train_loss"],
-        "first_val_loss": result["first_val_loss"],
-        "val_loss": result["val_loss"],
-        "seconds": result["seconds"],
+        "tokens_seen": result["passport"]["tokens_seen"],
+        **{name: round(result[name], 4) for name in LOSSES},
+        "seconds": round(result["seconds"], 1),
         "filter": spec.recipe.data.filter,
         "held_out_filter": spec.recipe.data.held_out_filter,
         "passport": dg.MetadataValue.json(result["passport"]),
@@ -147,12 +144,17 @@ def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float
     return [x for x, _ in points], [y for _, y in points]
 
 
-CHECK_NAMES = ("loss_falls", "passport_complete", "filters_disjoint")
+LOSSES = ("first_loss", "train_loss", "first_val_loss", "val_loss")
+CHECKS = {
+    "loss_falls": "The validation loss is finite and lower at the end than at the start.",
+    "passport_complete": "The passport has every field and names the version that was trained on.",
+    "filters_disjoint": "No row is in both the training and the held-out set.",
+}
 
 
 @dg.multi_asset_check(
     name="checkpoint_checks",
-    specs=[dg.AssetCheckSpec(name=name, asset=CHECKPOINT, blocking=True) for name in CHECK_NAMES],
+    specs=[dg.AssetCheckSpec(name, asset=CHECKPOINT, blocking=True, description=text) for name, text in CHECKS.items()],
 )
 def checkpoint_checks(context: dg.AssetCheckExecutionContext, corpus: CorpusResource) -> Iterator[dg.AssetCheckResult]:
     """Loss finite and falling, passport complete, training and held-out rows disjoint."""

@@ -56,7 +56,10 @@ def _indexed(location: Location, record: LineageRecord) -> list[Finding]:
 
 
 def _guard(key: dg.AssetKey, stage: str, names: list[str], find: Findings) -> dg.AssetChecksDefinition:
-    specs = [dg.AssetCheckSpec(name=name, asset=key, blocking=name not in WARNINGS) for name in names]
+    specs = [
+        dg.AssetCheckSpec(name, asset=key, blocking=name not in WARNINGS, description=getattr(verify, name).__doc__)
+        for name in names
+    ]
 
     @dg.multi_asset_check(name=f"{stage}_checks", specs=specs)
     def checks(context: dg.AssetCheckExecutionContext, corpus: CorpusResource) -> Iterator[dg.AssetCheckResult]:

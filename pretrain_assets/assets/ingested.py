@@ -15,7 +15,7 @@ from pretrain_assets.table.storage import open_dataset
     key=INGESTED,
     deps=[SOURCE_FILES],
     group_name=GROUP,
-    kinds={"table", "dataset"},
+    kinds={"table"},
     code_version=CODE_VERSION,
     pool=TABLE_POOL,
     retry_policy=RETRY,

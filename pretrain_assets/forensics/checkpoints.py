@@ -65,8 +65,8 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
             return _open(run_dir, step)
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
-        f"No complete checkpoint {wanted}under {runs_uri}. Train one: `pretrain train {which or 'demo'}`, or "
-        "materialize model/checkpoint."
+        f"No complete checkpoint {wanted}under {runs_uri}. Train one with `pretrain train RECIPE` "
+        "(`pretrain recipes` lists them), or materialize model/checkpoint."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import open_pin, record_of
+from pretrain_assets.table.versions import open_pin, record_of, records
 
 UPSTREAM = {"tokenized": "deduped", "deduped": "ingested"}
 """The stage whose version a stage reads."""
@@ -25,6 +25,8 @@ class Lineage:
     """The model."""
     records: tuple[LineageRecord, ...]
     """tokenized, deduped, ingested."""
+    ingests: tuple[LineageRecord, ...]
+    """Every ingest that the version holds rows of, oldest first; the last is the chain's own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready facts."""
@@ -39,8 +41,13 @@ class Lineage:
                 "filter": passport["filter"],
                 "tokens_seen": passport["tokens_seen"],
             },
-            "chain": [{**asdict(record), "pin": str(record.pin), "tag": record.tag} for record in self.records],
+            "chain": [_facts(record) for record in self.records],
+            "ingests": [_facts(record) for record in self.ingests],
         }
+
+
+def _facts(record: LineageRecord) -> dict[str, Any]:
+    return {**asdict(record), "pin": str(record.pin), "tag": record.tag}
 
 
 def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
@@ -55,4 +62,5 @@ def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
     while stage in UPSTREAM:
         stage, version = UPSTREAM[stage], Pin.parse(found[-1].inputs[0]).version
         found.append(record_of(dataset, stage, version))
-    return Lineage(checkpoint=checkpoint, records=tuple(found))
+    ingests = [record for record in records(dataset, "ingested") if record.version <= found[-1].version]
+    return Lineage(checkpoint=checkpoint, records=tuple(found), ingests=tuple(ingests))

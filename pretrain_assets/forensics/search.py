@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pretrain_assets.errors import TableError
+from pretrain_assets.errors import ConfigError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.table.lineage import Pin
@@ -59,9 +59,20 @@ def search(location: Location, query: str, *, pin: Pin, limit: int = 5, where: s
     if where is not None:
         check_predicate(dataset, where, setting="where")
     within = f"_row_created_at_version <= {upto}" + (f" AND ({where})" if where else "")
-    found = dataset.scanner(
+    if not query.strip():
+        raise ConfigError("The query is empty: give one or more words")
+    scanner = dataset.scanner(
         columns=[*COLUMNS, "_score"], full_text_query=query, limit=limit, filter=within, prefilter=True
-    ).to_table()
+    )
+    try:
+        found = scanner.to_table()
+    except (ValueError, OSError) as error:
+        if "position" not in str(error):
+            raise
+        raise TableError(
+            f"{query!r} asks for a phrase, which needs word positions: build them once with `pretrain index "
+            "--with-position`, or search for the words without quotes."
+        ) from error
     return [
         Hit(
             id=row["id"],

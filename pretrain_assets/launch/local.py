@@ -15,7 +15,7 @@ from typing import Any
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError
-from pretrain_assets.launch.contract import clear_unfinished_result, read_result, write_spec
+from pretrain_assets.launch.contract import clear_unfinished_result, finished_result, read_result, write_spec
 from pretrain_assets.launch.guard import guarded
 
 GRACE_SECONDS = 60
@@ -54,6 +54,8 @@ def run_local(
 ) -> dict[str, Any]:
     """Train on this machine and wait; returns the run's result, whose `status` is done, stopped or failed.
 
+    A run that is done already is not started again.
+
     `while_running` is called about twice a second, so that an orchestrator can pass on what the run reports.
 
     Being cancelled (KeyboardInterrupt or any other exception) stops the run: it saves a checkpoint, then the
@@ -63,6 +65,9 @@ def run_local(
         ConfigError: nproc does not divide num_splits; raised before anything starts.
     """
     check_nproc(spec, nproc)
+    finished = finished_result(spec)
+    if finished:
+        return finished
     clear_unfinished_result(spec.run_dir)
     argv = guarded(torchrun_argv(write_spec(spec), nproc))
     process = subprocess.Popen(argv, env={**_defaults(nproc), **os.environ, **(env or {})}, start_new_session=True)

@@ -58,7 +58,8 @@ def lineage_text(lineage: Lineage) -> str:
         indent = "   " * depth
         lines.append(f"{indent}└─ {record.stage} v{record.version}  (tag {record.tag}, {record.pin})")
         lines.append(f"{indent}     {', '.join(record.columns)}; {_ledger(record)}; run {record.run_id or 'by hand'}")
-    lines.append("   " * len(lineage.records) + f"└─ from {', '.join(lineage.records[-1].inputs)}")
+    indent = "   " * len(lineage.records)
+    lines += [f"{indent}└─ {r.rows:,} rows from {', '.join(r.inputs)}  (tag {r.tag})" for r in lineage.ingests]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """`torchrun -m pretrain_assets.train run.json`, or without torchrun for one rank.
 
-Invariant: exit code 0 is done, 75 is stopped by SIGTERM after saving (start the same command again), 1 is failed. A
-rank never outlives the torchrun that started it.
+Invariant: exit code 0 is done, 75 is stopped by SIGTERM or Ctrl-C after saving (start the same command again), 1 is
+failed. A rank never outlives the torchrun that started it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(signal.SIGKILL)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
     rank = int(os.environ.get("RANK", 0))
     level = logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)

@@ -7,6 +7,7 @@ seed or version never lands in its place.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from pretrain_assets.config import Recipe, RunSpec, to_dict
 from pretrain_assets.errors import ConfigError, FilterError
@@ -14,7 +15,11 @@ from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import STORAGE_ENV_NAMES, Location, is_remote, join
+from pretrain_assets.table.verify import filters_disjoint
 from pretrain_assets.table.versions import open_pin
+
+if TYPE_CHECKING:
+    import lance
 
 
 def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: str) -> RunSpec:
@@ -43,6 +48,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
             raise FilterError(
                 f"data.{setting}={predicate!r} keeps none of the {dataset.count_rows():,} rows of {tag}; widen it"
             )
+    _check_rows(dataset, recipe)
     spec = RunSpec(
         recipe=recipe,
         database_uri=location.database_uri,
@@ -55,3 +61,21 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
     )
     name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, to_dict(recipe)])[:8]}"
     return dataclasses.replace(spec, run_dir=join(runs_uri, name))
+
+
+def _check_rows(dataset: lance.LanceDataset, recipe: Recipe) -> None:
+    """Refuse before any process starts what every rank would refuse later: shared rows, or too few for one step."""
+    data = recipe.data
+    shared = filters_disjoint(dataset, data.filter, data.held_out_filter)
+    if not shared.passed:
+        raise FilterError(
+            f"data.filter={data.filter!r} and data.held_out_filter={data.held_out_filter!r} must not share a row: "
+            f"{shared.description}"
+        )
+    query = f"SELECT sum(n_tokens + 1) AS tokens FROM dataset WHERE {data.filter}"
+    tokens = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["tokens"] or 0
+    if tokens < recipe.train.global_batch_tokens:
+        raise ConfigError(
+            f"data.filter={data.filter!r} keeps {tokens:,} tokens, fewer than the {recipe.train.global_batch_tokens:,} "
+            "of one step. Widen the filter, or lower train.global_batch_tokens (and data.num_splits)."
+        )
