@@ -47,7 +47,7 @@ def run_demo(location: Location, runs_uri: str) -> None:
     click.echo(summary(location, find_checkpoint(after.run_dir, runs_uri), after.result))
     if before == after:
         click.echo(
-            f"\nNothing was new: no stage made a version, the table stays at v{after.version}. ({seconds:.0f} s)"
+            f"\nNothing was new: no stage made a version, the table stays at v{after.version}. {took}"
         )
     else:
         click.echo(f"\nDone {took}. Run it again: nothing will change, and it will say so.")
