@@ -46,9 +46,7 @@ def run_demo(location: Location, runs_uri: str) -> None:
     assert after is not None and after.result is not None  # the job above has just made them
     click.echo(summary(location, find_checkpoint(after.run_dir, runs_uri), after.result))
     if before == after:
-        click.echo(
-            f"\nNothing was new: no stage made a version, the table stays at v{after.version}. {took}"
-        )
+        click.echo(f"\nNothing was new: no stage made a version, the table stays at v{after.version}. {took}")
     else:
         click.echo(f"\nDone {took}. Run it again: nothing will change, and it will say so.")
 
