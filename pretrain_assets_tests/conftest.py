@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: idle threads that spin would cost a core
 
 
 @dataclass

@@ -72,7 +72,7 @@ def join_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
-    else:
+    elif "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, _num_cores() // local_size))
     control = None
     if size > 1:
