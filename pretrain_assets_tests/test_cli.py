@@ -121,7 +121,7 @@ def test_two_ingests_at_once_never_share_an_id(home: Path) -> None:
     """Real processes: one wins, the other is refused or comes after it; started again, all documents are there."""
     assert pretrain("ingest", "synthetic:100:1").exit_code == 0
     program = str(Path(sys.executable).parent / "pretrain")
-    names = ("synthetic:3000:2", "synthetic:3000:3", "synthetic:3000:4")
+    names = ("synthetic:3000:2", "synthetic:3000:3")
     racers = [subprocess.Popen([program, "ingest", name], stderr=subprocess.PIPE, text=True) for name in names]
     for racer in racers:
         message = racer.communicate(timeout=60)[1]
@@ -129,7 +129,7 @@ def test_two_ingests_at_once_never_share_an_id(home: Path) -> None:
     for name in names:
         assert pretrain("ingest", name).exit_code == 0
     ids = open_dataset(Location(database_uri=str(home / ".pretrain/lancedb"))).to_table(columns=["id"])["id"]
-    assert ids.to_pylist() == list(range(9100))
+    assert ids.to_pylist() == list(range(6100))
 
 
 def test_one_file_has_one_name(home: Path) -> None:

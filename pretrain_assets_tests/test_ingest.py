@@ -555,6 +555,7 @@ def test_a_file_without_line_ends_is_refused(
     assert "a.jsonl: line 1 is longer than" in refused(location, str(tmp_path / "a.jsonl"))
 
 
+@pytest.mark.slow
 def test_past_2_gib_of_text_batches_stay_small(tmp_path: Path) -> None:
     """120 documents of 20 MB: string offsets must not overflow, and memory must follow batch_bytes."""
     path, table = tmp_path / "a.parquet", pa.table({"text": ["x" * 20_000_000] * 2, "id": ["a", "b"]})
