@@ -505,6 +505,7 @@ def trained_past(run_dir: str, step: int) -> bool:
     return any(record["step"] > step for record in read_metrics(run_dir))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_exits_75_and_resumes_and_needs_no_orchestrator(make_spec):
     """Without torchrun, with dagster, ray and geneva blocked, and with Pipes promised but not installed."""
     spec = make_spec(**ENDLESS)
@@ -558,6 +559,7 @@ def test_a_damaged_marker_is_no_marker(make_spec, damage):
     assert "marker" in checkpoint.find_fault(folder) and checkpoint.newest(spec.run_dir) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["launcher", "torchrun"])
 def test_no_process_outlives_a_killed_launcher_or_torchrun(make_spec, victim):
     spec = make_spec(victim, **ENDLESS)
