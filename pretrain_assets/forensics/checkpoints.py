@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretrain_assets.config import Recipe, from_dict
@@ -61,8 +62,9 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
     runs = [which] if which and "/" in which else list(_runs(runs_uri, which))
     for run_dir in runs:
         step = checkpoint.newest(run_dir)
-        if step is not None:
-            return _open(run_dir, step)
+        if step is not None:  # `newest` has just checked its files
+            with checkpoint.open_checkpoint(run_dir, step) as folder:
+                return _read(folder, run_dir, step)
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
         f"No complete checkpoint {wanted}under {runs_uri}. Train one with `pretrain train RECIPE` "
@@ -93,4 +95,8 @@ def _open(run_dir: str, step: int) -> Checkpoint:
         fault = checkpoint.find_fault(folder)
         if fault:
             raise CheckpointError(f"Checkpoint {checkpoint.checkpoint_uri(run_dir, step)} cannot be used: {fault}")
-        return Checkpoint(run_dir=run_dir, step=step, passport=checkpoint.read_passport(folder))
+        return _read(folder, run_dir, step)
+
+
+def _read(folder: Path, run_dir: str, step: int) -> Checkpoint:
+    return Checkpoint(run_dir=run_dir, step=step, passport=checkpoint.read_passport(folder))

@@ -49,6 +49,7 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
     if changed:
         _log.info("indexed: %s of %s rows to index", f"{rows - covered if same else rows:,}", f"{rows:,}")
         dataset = _extend(dataset) if same else _create(dataset, parameters)
+    indexed, size = _coverage(dataset)
     record = LineageRecord(
         stage="indexed",
         table_id=table_id(dataset),
@@ -60,8 +61,8 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
         run_id=run_id,
         rows=rows - covered if same else rows,
         rows_total=rows,
-        bytes_added=max(0, _coverage(dataset)[1] - size_before),
-        ledger={"in": rows, "indexed": _coverage(dataset)[0]},
+        bytes_added=max(0, size - size_before),
+        ledger={"in": rows, "indexed": indexed},
         seconds=round(time.monotonic() - started, 3),
     )
     tag_version(dataset, record)
