@@ -7,6 +7,8 @@
     ├── TokenizerError                   an unknown tokenizer, or one without an end-of-text token
     ├── TableError                       the table is missing, was recreated, or a version or tag does not exist
     │   └── CommitError                  a commit lost a race that cannot be merged; staged work is kept
+    │       └── BusyError                another living process does the same work, or maintenance, now
+    ├── RowError                         a row that a stage's function cannot compute
     ├── DataIdentityError                a checkpoint and the data it is asked to go on with are not the same
     └── CheckpointError                  a checkpoint cannot be written or read
 
@@ -40,6 +42,14 @@ class TableError(PretrainError):
 
 class CommitError(TableError):
     """A commit lost a race that cannot be merged; staged work is kept for the next try."""
+
+
+class BusyError(CommitError):
+    """Another living process holds the table's lease for this work."""
+
+
+class RowError(PretrainError):
+    """A row that a stage's function cannot compute."""
 
 
 class DataIdentityError(PretrainError):

@@ -1,0 +1,33 @@
+"""Configuration of every stage: frozen, keyword-only dataclasses that check themselves when they are made.
+
+Invariant: a config is complete. Whatever changes a result is a field here, and nothing here is a secret, a clock, a
+host name or a rank.
+"""
+
+from pretrain_assets.config.stages import DedupConfig, IndexConfig, IngestConfig, TokenizeConfig
+from pretrain_assets.config.training import (
+    DataConfig,
+    ModelConfig,
+    Recipe,
+    RunSpec,
+    TokenizerIdentity,
+    TrainConfig,
+)
+from pretrain_assets.convert import check_name, from_dict, override, to_dict
+
+__all__ = [
+    "DataConfig",
+    "DedupConfig",
+    "IndexConfig",
+    "IngestConfig",
+    "ModelConfig",
+    "Recipe",
+    "RunSpec",
+    "TokenizeConfig",
+    "TokenizerIdentity",
+    "TrainConfig",
+    "check_name",
+    "from_dict",
+    "override",
+    "to_dict",
+]
