@@ -8,7 +8,8 @@
     ├── TableError                       the table is missing, was recreated, or a version or tag does not exist
     │   └── CommitError                  a commit lost a race that cannot be merged; staged work is kept
     │       └── BusyError                another living process does the same work, or maintenance, now
-    ├── RowError                         a row that a stage's function cannot compute
+    ├── ColumnError                      a row that a stage's function cannot compute, or values of another type
+    ├── WorkerError                      worker processes that die at the same work again and again
     ├── DataIdentityError                a checkpoint and the data it is asked to go on with are not the same
     └── CheckpointError                  a checkpoint cannot be written or read
 
@@ -48,8 +49,12 @@ class BusyError(CommitError):
     """Another living process holds the table's lease for this work."""
 
 
-class RowError(PretrainError):
-    """A row that a stage's function cannot compute."""
+class ColumnError(PretrainError):
+    """A row that a stage's function cannot compute, or values of another type or number than declared."""
+
+
+class WorkerError(PretrainError):
+    """Worker processes died at the same work again and again."""
 
 
 class DataIdentityError(PretrainError):

@@ -17,7 +17,7 @@ class Progress:
     """
 
     def __init__(self, label: str, *, total: int | None = None, unit: str = "rows", interval_seconds: float = 5.0):
-        self.label, self.total, self.unit, self.done = label, total, unit, 0
+        self.label, self.total, self.unit, self.done, self.found = label, total, unit, 0, 0
         self._interval, self._bytes = interval_seconds, 0
         self._started = self._shown = time.monotonic()
         self._bar = None
@@ -36,10 +36,15 @@ class Progress:
             self._shown = time.monotonic()
             _log.info("%s", self.line())
 
+    def skip(self, count: int) -> None:
+        """Count units that an earlier run finished: done, and no part of the rate."""
+        self.found += count
+        self.update(count)
+
     def line(self) -> str:
         """One line: done, rate, megabytes per second, time left."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        rate = self.done / elapsed
+        rate = (self.done - self.found) / elapsed
         parts = [f"{self.done:,}" + (f" of {self.total:,}" if self.total else "") + f" {self.unit}"]
         parts.append(f"{rate:,.0f} {self.unit}/s")
         if self._bytes:

@@ -91,7 +91,7 @@ def test_nobody_imports_assets_and_only_assets_import_dagster() -> None:
 
 def test_every_room_is_known_here() -> None:
     rooms = {room_of(path) for path in MODULES if path.parent != PACKAGE}
-    assert rooms - {"assets", "report"} <= set(MAY_IMPORT)
+    assert rooms - {"assets", "cli", "report"} <= set(MAY_IMPORT)
 
 
 BLOCKED = """

@@ -4,7 +4,14 @@ Invariant: a config is complete. Whatever changes a result is a field here, and 
 host name or a rank.
 """
 
-from pretrain_assets.config.stages import DedupConfig, IndexConfig, IngestConfig, TokenizeConfig
+from pretrain_assets.config.stages import (
+    DedupConfig,
+    EngineConfig,
+    IndexConfig,
+    IngestConfig,
+    MaintainConfig,
+    TokenizeConfig,
+)
 from pretrain_assets.config.training import (
     DataConfig,
     ModelConfig,
@@ -18,8 +25,10 @@ from pretrain_assets.convert import check_name, from_dict, override, to_dict
 __all__ = [
     "DataConfig",
     "DedupConfig",
+    "EngineConfig",
     "IndexConfig",
     "IngestConfig",
+    "MaintainConfig",
     "ModelConfig",
     "Recipe",
     "RunSpec",

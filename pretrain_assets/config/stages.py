@@ -55,11 +55,18 @@ class TokenizeConfig:
 
     tokenizer: str = "gpt2"
     """`gpt2` (bundled vocabulary), `byte`, or `hf:<name or local directory>`."""
-    batch_bytes: int = 16 << 20
-    """Bytes of text held per batch. Does not change the result."""
+    batch_bytes: int = 4 << 20
+    """Bytes of text held per batch and worker. Does not change the result. 4 MiB: as fast as more, in less memory."""
+    on_error: Literal["raise", "null"] = "raise"
+    """A text that the tokenizer cannot encode stops the stage (`raise`), or gets NULL and is counted by reason
+    (`null`); run with `raise` again to try the failed rows anew."""
+    max_failed_share: float = 0.001
+    """Share of failed rows above which the check `failed_share` alarms."""
 
     def __post_init__(self) -> None:
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        require(self.on_error in ("raise", "null"), "on_error", self.on_error, "use raise or null")
+        require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "use a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +75,61 @@ class IndexConfig:
 
     with_position: bool = False
     """Keep word positions, needed for phrase search; four times the build time and twice the size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where columns are computed. Nothing here changes a value: all engines give identical columns."""
+
+    engine: Literal["local", "ray", "geneva"] = "local"
+    """`local`: processes on this machine. `ray`: a Ray cluster (extra `ray`). `geneva`: LanceDB's Geneva, which is
+    proprietary and installed apart (extra `geneva`)."""
+    workers: int | None = None
+    """Worker processes: None is one per core here, or as many as the Ray cluster has CPUs for. 1 computes in the
+    calling process."""
+    cpus_per_worker: float = 1.0
+    """Cores that each worker is given: threads of the function locally, a resource request on Ray."""
+    ray_address: str | None = None
+    """Ray cluster: `auto`, `ray://host:10001`, or None to start one on this machine."""
+
+    def __post_init__(self) -> None:
+        known = ("local", "ray", "geneva")
+        require(self.engine in known, "engine", self.engine, f"use one of {', '.join(known)}")
+        require(self.workers is None or self.workers >= 1, "workers", self.workers, "use at least 1, or None")
+        require(self.cpus_per_worker > 0, "cpus_per_worker", self.cpus_per_worker, "use a positive number")
+
+
+DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintainConfig:
+    """What maintenance keeps, and what it rewrites."""
+
+    keep_last: int = 3
+    """Versions of every stage that stay, the newest first. The newest is what downstream stages read; two more let an
+    unlucky night be undone."""
+    older_than_seconds: int = 7 * DAY_SECONDS
+    """Younger versions stay, whoever made them."""
+    keep_unfinished_seconds: int = 7 * DAY_SECONDS
+    """Younger files that no version refers to stay: a killed fill or ingest goes on from them. 0 removes all of them,
+    which is safe for the work of this project, since maintenance runs while nobody works."""
+    target_bytes: int = 512 << 20
+    """Size towards which small fragments are merged; one of half that size is left alone. Large enough for long
+    sequential reads, small enough that a fill, which works fragment by fragment, spreads over many workers."""
+    merge_factor: int = 4
+    """Adjacent fragments are merged when together they are at least this many times the largest of them. So a byte is
+    rewritten only into something this many times larger: n nightly appends rewrite n log n bytes, never n squared."""
+    max_deleted_share: float = 0.1
+    """A fragment with a larger share of deleted rows is rewritten without them. 0 rewrites every fragment that has one:
+    only then are the bytes of deleted rows gone."""
+
+    def __post_init__(self) -> None:
+        require(self.keep_last >= 1, "keep_last", self.keep_last, "use at least 1: downstream stages read the newest")
+        require(self.older_than_seconds >= 0, "older_than_seconds", self.older_than_seconds, "use 0 or more")
+        unfinished = self.keep_unfinished_seconds
+        require(unfinished >= 0, "keep_unfinished_seconds", unfinished, "use 0 or more")
+        require(self.target_bytes >= 1, "target_bytes", self.target_bytes, "use at least 1")
+        require(self.merge_factor >= 2, "merge_factor", self.merge_factor, "use at least 2")
+        share = self.max_deleted_share
+        require(0 <= share <= 1, "max_deleted_share", share, "use a number from 0 to 1")

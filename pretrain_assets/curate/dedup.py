@@ -1,6 +1,7 @@
 """Exact duplicates: `content_hash` of the normalised text, and `is_dup` for all but the first row of each class.
 
-Invariant: the first row of a class (lowest id) is never a duplicate, and appending rows flips no earlier row.
+Invariant: the first row of a class (lowest id) is never a duplicate, and appending rows flips no earlier row. When that
+row is deleted, the next run makes the one after it the first.
 Policy: only white space is normalised (so CRLF equals LF). Letter case, digits, byte order marks, zero-width characters
 and Unicode forms (NFC, NFD) are content: texts that differ in them are different texts. Null and blank texts are equal.
 Memory: 40 bytes per row of the table while it runs (two 8-byte hash halves, the sort's 8-byte order and its copy);
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config import DedupConfig
-from pretrain_assets.table.fill import BatchFunction, ColumnGroup, ColumnReader, Fill, fill
+from pretrain_assets.config import DedupConfig, EngineConfig
+from pretrain_assets.table.fill import fill
 from pretrain_assets.table.lineage import Pin, StageResult
 from pretrain_assets.table.schema import computed_field
+from pretrain_assets.table.spec import BatchFunction, ColumnReader, Fill, RowColumns, TableColumns, Worker
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
@@ -29,7 +31,14 @@ PARAMETERS: dict[str, Any] = {"normalise": "white space", "hash": "xxh3_128"}
 """Recorded with the columns; exact duplicates have nothing to set."""
 
 
-def dedup(location: Location, config: DedupConfig, *, input_pin: Pin, run_id: str | None = None) -> StageResult:
+def dedup(
+    location: Location,
+    config: DedupConfig,
+    *,
+    input_pin: Pin,
+    run_id: str | None = None,
+    engine: EngineConfig | None = None,
+) -> StageResult:
     """Fill `content_hash` and `is_dup` for the rows that lack them: one new version, or none.
 
     Args:
@@ -37,8 +46,9 @@ def dedup(location: Location, config: DedupConfig, *, input_pin: Pin, run_id: st
         config: Batch size.
         input_pin: Version of `ingested` to work from.
         run_id: Dagster run id for the lineage record.
+        engine: Where texts are hashed; None: processes on this machine.
     """
-    return fill(location, _fill(config), input_pin=input_pin, run_id=run_id)
+    return fill(location, _fill(config), input_pin=input_pin, run_id=run_id, engine=engine)
 
 
 def hash_text(text: str) -> bytes:
@@ -48,6 +58,12 @@ def hash_text(text: str) -> bytes:
     return xxhash.xxh3_128_digest(" ".join(text.split()).encode())
 
 
+def hashing(worker: Worker) -> BatchFunction:
+    """The function that makes `content_hash` from `text`."""
+    del worker  # one thread, nothing to load
+    return _hash_batch
+
+
 def _fill(config: DedupConfig) -> Fill:
     import pyarrow as pa
 
@@ -55,16 +71,15 @@ def _fill(config: DedupConfig) -> Fill:
     return Fill(
         stage="deduped",
         groups=(
-            ColumnGroup(
+            RowColumns(
                 outputs=pa.schema([computed_field("content_hash", pa.binary(16), **making)]),
                 inputs=("text",),
-                prepare=lambda reader: _hash_batch,
+                make=hashing,
             ),
-            ColumnGroup(
+            TableColumns(
                 outputs=pa.schema([computed_field("is_dup", pa.bool_(), **making)]),
                 inputs=("id",),
-                prepare=_prepare_is_dup,
-                whole_table=True,
+                make=_later_rows,
             ),
         ),
         code_version=CODE_VERSION,
@@ -80,7 +95,7 @@ def _hash_batch(batch: pa.RecordBatch) -> list[pa.Array]:
     return [pa.array([hash_text(text or "") for text in batch.column(0).to_pylist()], pa.binary(16))]
 
 
-def _prepare_is_dup(reader: ColumnReader) -> BatchFunction:
+def _later_rows(reader: ColumnReader) -> BatchFunction:
     import numpy as np
     import pyarrow as pa
 

@@ -1,42 +1,46 @@
 """Column files: staged beside the table's data under deterministic names, checked, then handed to a commit.
 
-Invariant: a staged file holds exactly one value per physical row of its fragment (NULL for deleted rows). Its name is a
-digest of the fragment's input files and of everything that makes the values, so equal work has an equal name and a
-file found under that name can be used as it is once its footer was checked.
+Invariant: a staged file holds one value per physical row of a fragment, or of consecutive rows of it (a part), NULL for
+deleted rows. Its name is a digest of the fragment's input files and of everything that makes the values, so equal work
+has an equal name, and a file found under that name is used as it is once its footer and its NULLs were checked.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.progress import Progress
 from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import filesystem, storage_options
 
 if TYPE_CHECKING:
     import lance
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from lance.schema import LanceSchema
 
-_log = logging.getLogger(__name__)
+    Offsets = npt.NDArray[np.int64]
 
 FILE_VERSION = (2, 2)
 """Lance file format of staged files; equals the table's data_storage_version."""
 READ_BATCH_ROWS = 262_144
 """Rows per batch when a narrow numeric column is read whole."""
+PREFIX = "fill-"
+"""How the names of all staged files begin; maintenance knows them by it."""
+READ_BACK_FRAGMENTS = 64
+"""Fragments of which a committed fill reads rows back: each file was already checked when it was staged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedFile:
-    """A finished column file of one fragment."""
+    """A finished column file of one fragment, or of consecutive rows of it."""
 
     name: str
     """File name inside the table's data directory."""
     num_rows: int
-    """Physical rows of the fragment."""
+    """Physical rows that it holds."""
     num_bytes: int
     """Size of the file."""
 
@@ -55,146 +59,165 @@ def _leaves(lance_field: Any) -> Iterator[int]:
         yield from _leaves(child)
 
 
-def stage(
+def stems(
     dataset: lance.LanceDataset,
     fragments: Sequence[lance.LanceFragment],
-    *,
-    outputs: pa.Schema,
     inputs: Sequence[str],
-    make_function: Callable[[], Callable[[pa.RecordBatch], Sequence[pa.Array]]],
     key: Mapping[str, Any],
+    *,
     whole_table: bool,
-    batch_bytes: int,
-    progress: Progress,
-) -> dict[int, StagedFile]:
-    """Write one column file for every fragment, reusing those that an earlier run finished.
+) -> dict[int, str]:
+    """Name of each fragment's staged file, short of its ending.
 
-    Returns:
-        Fragment id to staged file.
+    It stands for `key` and the files of the input columns (files are never rewritten); with `whole_table` for those of
+    all fragments, and for what is deleted in them. A row-wise value does not depend on deletions: a file staged before
+    one is as good after it, and one staged before a deletion was undone shows it by a NULL (`finished`).
     """
-    function = None
-    staged: dict[int, StagedFile] = {}
     leaves = set(leaf_ids(dataset.lance_schema, inputs))
-    everything = [_identity(f, leaves) for f in dataset.get_fragments()] if whole_table else None
-    for fragment in fragments:
-        name = "fill-" + digest({**key, "fragment": _identity(fragment, leaves), "all": everything}) + ".lance"
-        found = _finished(dataset, name, outputs, fragment.physical_rows)
-        if found is None:
-            function = function or make_function()
-            batches = _input_batches(fragment, inputs, batch_bytes)
-            found = _write(dataset, name, outputs, fragment.physical_rows, batches, function, progress)
-        else:
-            _log.info("fragment %d was finished by an earlier run", fragment.fragment_id)
-            progress.update(fragment.count_rows())
-        staged[fragment.fragment_id] = found
-    return staged
+    everything = [[*_identity(f, leaves), _deletions(f)] for f in dataset.get_fragments()] if whole_table else None
+    return {
+        f.fragment_id: PREFIX + digest({**key, "fragment": _identity(f, leaves), "all": everything}) for f in fragments
+    }
 
 
 def _identity(fragment: lance.LanceFragment, leaves: set[int]) -> list[Any]:
-    """What the values of a fragment depend on: the files (never rewritten) of its input columns and of its deletions.
-
-    Deletions count because a version with fewer of them can be restored: its rows would be NULL in the old file.
-    """
     files = [file.path for file in fragment.metadata.files if leaves.intersection(file.fields)]
+    return [fragment.fragment_id, files]
+
+
+def _deletions(fragment: lance.LanceFragment) -> str | None:
     deletions = fragment.metadata.deletion_file
-    return [fragment.fragment_id, files, deletions.path(fragment.fragment_id) if deletions else None]
+    return str(deletions.path(fragment.fragment_id)) if deletions else None
 
 
-def _path(dataset: lance.LanceDataset, name: str) -> str:
-    return f"{dataset.uri.rstrip('/')}/data/{name}"
+def live_offsets(fragment: lance.LanceFragment) -> Offsets | None:
+    """Physical offsets of the rows that are not deleted, ascending; None when no row is deleted."""
+    import numpy as np
 
-
-def _finished(dataset: lance.LanceDataset, name: str, outputs: pa.Schema, num_rows: int) -> StagedFile | None:
-    """The staged file of that name if it is complete; a torn one is treated as absent and written again."""
-    from lance.file import LanceFileReader
-
-    fs, path = filesystem(_path(dataset, name))
-    fs.invalidate_cache()
-    if not fs.exists(path) or not fs.size(path):  # Lance's reader panics on an empty file
+    if not fragment.num_deletions:
         return None
-    try:
-        metadata = LanceFileReader(_path(dataset, name), storage_options=storage_options(dataset.uri)).metadata()
-    except (OSError, ValueError):
-        return None
-    types = [(f.name, f.type) for f in metadata.schema]
-    if metadata.num_rows != num_rows or types != [(f.name, f.type) for f in outputs]:
-        return None
-    return StagedFile(name=name, num_rows=num_rows, num_bytes=int(fs.size(path)))
+    scanner = fragment.scanner(columns=[], with_row_address=True, batch_size=READ_BATCH_ROWS)
+    found = [offsets_of(batch) for batch in scanner.to_batches()]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def _input_batches(
-    fragment: lance.LanceFragment, inputs: Sequence[str], batch_bytes: int
-) -> Iterator[tuple[pa.RecordBatch, Any]]:
-    """Batches of live rows with their physical offsets (numpy int64) inside the fragment."""
-    scanner = fragment.scanner(columns=list(inputs), with_row_address=True, batch_size_bytes=batch_bytes)
-    for batch in scanner.to_batches():
-        yield batch.select(list(inputs)), _offsets(batch)
-
-
-def _offsets(batch: pa.RecordBatch) -> Any:
+def offsets_of(batch: pa.RecordBatch) -> Offsets:
     """Physical offsets inside the fragment: the low 32 bits of the row addresses."""
     import numpy as np
 
-    return batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+    offsets: Offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+    return offsets
 
 
-def _write(
-    dataset: lance.LanceDataset,
-    name: str,
-    outputs: pa.Schema,
-    num_rows: int,
-    batches: Iterator[tuple[pa.RecordBatch, Any]],
-    function: Callable[[pa.RecordBatch], Sequence[pa.Array]],
-    progress: Progress,
-) -> StagedFile:
-    import pyarrow as pa
-    from lance.file import LanceFileWriter
-
-    plain = pa.schema([pa.field(f.name, f.type) for f in outputs])
-    version = ".".join(map(str, FILE_VERSION))
-    options = storage_options(dataset.uri)
-    with LanceFileWriter(_path(dataset, name), plain, version=version, storage_options=options) as writer:
-        position = 0
-        for batch, offsets in batches:
-            arrays = [_checked(a, f, batch.num_rows) for a, f in zip(function(batch), plain, strict=True)]
-            stop = int(offsets[-1]) + 1
-            writer.write_batch(_at_offsets(arrays, plain, offsets - position, stop - position))
-            position = stop
-            progress.update(batch.num_rows, batch.nbytes)
-        if position < num_rows:
-            writer.write_batch(_nulls(plain, num_rows - position))
-    done = _finished(dataset, name, outputs, num_rows)
-    if done is None:
-        raise OSError(f"column file {_path(dataset, name)} does not hold {num_rows} rows after writing: disk full?")
-    return done
+def data_path(uri: str, name: str) -> str:
+    """Where a data file of a table lies."""
+    return f"{uri.rstrip('/')}/data/{name}"
 
 
-def _checked(array: pa.Array, expected: pa.Field, num_rows: int) -> pa.Array:
-    if array.type != expected.type or len(array) != num_rows or array.null_count:
-        raise AssertionError(
-            f"column {expected.name}: got {len(array)} values of {array.type} with {array.null_count} nulls, expected "
-            f"{num_rows} values of {expected.type} without nulls"
-        )
-    return array
+def finished(
+    uri: str, name: str, outputs: pa.Schema, *, start: int, stop: int, live: Offsets | None, judged: Sequence[str]
+) -> StagedFile | None:
+    """The staged file of that name if it is whole; a torn or outdated one counts as absent and is written again.
+
+    Args:
+        uri: The table.
+        name: File name.
+        outputs: Columns that it must hold.
+        start: Physical offset of its first row in the fragment.
+        stop: Offset that it must not go beyond.
+        live: Offsets of the rows that are not deleted; None when all are there.
+        judged: A live row must have a value in one of these columns.
+    """
+    from lance.file import LanceFileReader
+
+    fs, path = filesystem(data_path(uri, name))
+    fs.invalidate_cache()
+    if not fs.exists(path) or not fs.size(path):  # Lance's reader panics on an empty file
+        return None
+    options = storage_options(uri)
+    try:
+        metadata = LanceFileReader(data_path(uri, name), storage_options=options).metadata()
+        types = [(f.name, f.type) for f in metadata.schema]
+        rows = metadata.num_rows
+        if not 0 < rows <= stop - start or types != [(f.name, f.type) for f in outputs]:
+            return None
+        if _lacks_live_row(read_batches(uri, name, READ_BATCH_ROWS, judged), start, start + rows, live):
+            return None
+    except (OSError, ValueError):
+        return None
+    return StagedFile(name=name, num_rows=rows, num_bytes=int(fs.size(path)))
 
 
-def _at_offsets(arrays: Sequence[pa.Array], schema: pa.Schema, offsets: Any, length: int) -> pa.RecordBatch:
-    """Place values at their physical offsets; deleted rows in between become NULL."""
+def _lacks_live_row(batches: Iterable[pa.RecordBatch], start: int, stop: int, live: Offsets | None) -> bool:
     import numpy as np
-    import pyarrow as pa
 
-    if len(offsets) != length:
-        where = np.full(length, -1, dtype=np.int64)
-        where[offsets] = np.arange(len(offsets))
-        indices = pa.array(where, mask=where < 0)
-        arrays = [array.take(indices) for array in arrays]
-    return pa.record_batch(list(arrays), schema=schema)
+    alive = np.ones(stop - start, dtype=bool)
+    if live is not None:
+        alive[:] = False
+        alive[live[np.searchsorted(live, start) : np.searchsorted(live, stop)] - start] = True
+    position = 0
+    for batch in batches:
+        null = np.ones(batch.num_rows, dtype=bool)
+        for column in batch.columns:
+            null &= column.is_null().to_numpy(zero_copy_only=False)
+        if (null & alive[position : position + batch.num_rows]).any():
+            return True
+        position += batch.num_rows
+    return False
 
 
-def _nulls(schema: pa.Schema, length: int) -> pa.RecordBatch:
-    import pyarrow as pa
+class ColumnWriter:
+    """Writes one staged file; it appears under its name when it is closed, whole."""
 
-    return pa.record_batch([pa.nulls(length, f.type) for f in schema], schema=schema)
+    def __init__(self, uri: str, name: str, outputs: pa.Schema):
+        import pyarrow as pa
+        from lance.file import LanceFileWriter
+
+        self.name, self.num_rows = name, 0
+        self._uri = uri
+        self._schema = pa.schema([pa.field(f.name, f.type) for f in outputs])
+        version = ".".join(map(str, FILE_VERSION))
+        self._writer = LanceFileWriter(
+            data_path(uri, name), self._schema, version=version, storage_options=storage_options(uri)
+        )
+
+    def write(self, arrays: Sequence[pa.Array], offsets: Offsets) -> None:
+        """Append values at these offsets, counted from the first row of the file; rows left out become NULL."""
+        import numpy as np
+        import pyarrow as pa
+
+        length = int(offsets[-1]) + 1 - self.num_rows
+        if len(offsets) != length:
+            where = np.full(length, -1, dtype=np.int64)
+            where[offsets - self.num_rows] = np.arange(len(offsets))
+            indices = pa.array(where, mask=where < 0)
+            arrays = [array.take(indices) for array in arrays]
+        self.append(pa.record_batch(list(arrays), schema=self._schema))
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Append a batch of the file's own columns."""
+        self._writer.write_batch(batch)
+        self.num_rows += batch.num_rows
+
+    def close(self, num_rows: int) -> StagedFile:
+        """Fill up with NULL to `num_rows`, and finish the file."""
+        import pyarrow as pa
+
+        if self.num_rows < num_rows:
+            missing = num_rows - self.num_rows
+            self.append(pa.record_batch([pa.nulls(missing, f.type) for f in self._schema], schema=self._schema))
+        self._writer.close()
+        fs, path = filesystem(data_path(self._uri, self.name))
+        fs.invalidate_cache()
+        return StagedFile(name=self.name, num_rows=self.num_rows, num_bytes=int(fs.size(path)))
+
+
+def read_batches(uri: str, name: str, batch_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Some columns of a staged file."""
+    from lance.file import LanceFileReader
+
+    reader = LanceFileReader(data_path(uri, name), storage_options=storage_options(uri), columns=list(columns))
+    yield from reader.read_all(batch_size=batch_rows).to_batches()
 
 
 def read_column(
@@ -219,7 +242,7 @@ def read_column(
     chunks: list[pa.Array] = []
     for fragment in fragments:
         if fragment.fragment_id in staged:
-            chunks.extend(_read_staged(dataset, fragment, column.name, staged[fragment.fragment_id]))
+            chunks.extend(_read_staged(dataset.uri, fragment, column.name, staged[fragment.fragment_id]))
         elif in_table:
             scanner = fragment.scanner(columns=[column.name], batch_size=READ_BATCH_ROWS)
             chunks.extend(batch.column(0) for batch in scanner.to_batches())
@@ -228,36 +251,38 @@ def read_column(
     return pa.chunked_array(chunks, column.type)
 
 
-def _read_staged(
-    dataset: lance.LanceDataset, fragment: lance.LanceFragment, name: str, file: StagedFile
-) -> Iterator[pa.Array]:
+def _read_staged(uri: str, fragment: lance.LanceFragment, name: str, file: StagedFile) -> Iterator[pa.Array]:
     import numpy as np
-    from lance.file import LanceFileReader
 
-    alive = np.zeros(file.num_rows, dtype=bool)
-    for batch in fragment.scanner(columns=[], with_row_address=True, batch_size=READ_BATCH_ROWS).to_batches():
-        alive[_offsets(batch)] = True
-    reader = LanceFileReader(_path(dataset, file.name), storage_options=storage_options(dataset.uri), columns=[name])
-    position = 0
-    for batch in reader.read_all(batch_size=READ_BATCH_ROWS).to_batches():
-        yield batch.column(0).filter(alive[position : position + batch.num_rows])
-        position += batch.num_rows
+    live, position = live_offsets(fragment), 0
+    for batch in read_batches(uri, file.name, READ_BATCH_ROWS, [name]):
+        stop = position + batch.num_rows
+        if live is None:
+            yield batch.column(0)
+        else:
+            yield batch.column(0).take(live[np.searchsorted(live, position) : np.searchsorted(live, stop)] - position)
+        position = stop
 
 
-def read_back(dataset: lance.LanceDataset, fragment_ids: Sequence[int], names: Sequence[str]) -> None:
-    """Read the first and last row of each filled fragment; Lance itself does not check a committed column file.
+def read_back(dataset: lance.LanceDataset, fragment_ids: Sequence[int], judged: Sequence[str]) -> None:
+    """Read the first and last row of filled fragments; Lance itself does not check a committed column file.
+
+    Args:
+        dataset: The version just committed.
+        fragment_ids: Fragments that were filled; `READ_BACK_FRAGMENTS` of them are read.
+        judged: One of these must have a value.
 
     Raises:
         AssertionError: a value is NULL or cannot be read.
     """
-    for fragment_id in fragment_ids:
+    stride = max(1, len(fragment_ids) // READ_BACK_FRAGMENTS)
+    for fragment_id in fragment_ids[::stride]:
         fragment = dataset.get_fragment(fragment_id)
         rows = fragment.count_rows()
         for offset in {0, rows - 1} if rows else set():
-            batch = fragment.to_table(columns=list(names), offset=offset, limit=1)
-            for name in names:
-                if batch.num_rows != 1 or batch.column(name).null_count:
-                    raise AssertionError(
-                        f"{dataset.uri} version {dataset.version}: column {name} of fragment {fragment_id} reads back "
-                        f"empty at row {offset}"
-                    )
+            batch = fragment.to_table(columns=list(judged), offset=offset, limit=1)
+            if batch.num_rows != 1 or all(batch.column(name).null_count for name in judged):
+                raise AssertionError(
+                    f"{dataset.uri} version {dataset.version}: column {judged[0]} of fragment {fragment_id} reads back "
+                    f"empty at row {offset}"
+                )

@@ -4,7 +4,8 @@ Invariant: of two living holders of conflicting leases, at most one goes on. Eac
 looks for others: of two that come together at least one sees the other, and whoever sees another steps back.
 
 On local disk a kernel lock says whether a holder lives; it ends with the process. On an object store the holder writes
-its file again every `BEAT_SECONDS`; after `DEAD_SECONDS` without, or once its process is gone from this host, it is dead.
+its file again every `BEAT_SECONDS`; after `DEAD_SECONDS` without, or once its process is gone from this host, it counts
+as dead.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Versions and tags: who made a version, under which tag, and how to open exactly that one.
 
 Invariant: every version a stage commits carries the tag `<stage>-v<N>` with its lineage record; `heal` restores a tag
-that a killed process did not get to write.
+that a killed process did not get to write. Retention takes a tag away only once its record stands in the metadata of
+the tag `history`, so no record is ever lost, and a record that stands there is never made a tag again.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 TABLE_ID_KEY = b"pretrain.table_id"
 """Key of the table's identity in the metadata of its `id` column (lancedb 0.40 panics on metadata of the schema)."""
 
-STAGES = ("ingested", "deduped", "tokenized", "indexed")
-"""Stages that make versions, in flow order."""
-VERBS = {"ingested": "ingest", "deduped": "dedup", "tokenized": "tokenize", "indexed": "index"}
+STAGES = ("ingested", "deduped", "tokenized", "indexed", "deleted", "maintained")
+"""Stages that make versions, in flow order; the last two at any time."""
+VERBS = {
+    "ingested": "ingest",
+    "deduped": "dedup",
+    "tokenized": "tokenize",
+    "indexed": "index",
+    "deleted": "delete",
+    "maintained": "maintain",
+}
 """The `pretrain` verb that runs each stage, for messages."""
+
+HISTORY_TAG = "history"
+"""Its metadata holds the lineage records whose own tags were released, by those tags; it names some version that stays."""
 
 _TAG = re.compile(r"^(?P<stage>[a-z_]+)-v(?P<version>\d+)$")
 _log = logging.getLogger(__name__)
@@ -87,16 +97,45 @@ def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:
     dataset.tags.replace_metadata(record.tag, {RECORD_KEY: record.to_json()})
 
 
+def stage_of(tag: str) -> str | None:
+    """The stage that a tag of the form `<stage>-v<N>` belongs to; None for tags of people and of runs."""
+    match = _TAG.match(tag)
+    return match["stage"] if match else None
+
+
 def records(dataset: lance.LanceDataset, stage: str | None = None) -> list[LineageRecord]:
-    """Lineage records of all tagged versions (of one stage), oldest first."""
-    found = []
-    for name, tag in dataset.tags.list().items():
-        match = _TAG.match(name)
-        text = (tag.get("metadata") or {}).get(RECORD_KEY)
-        if match and text and (stage is None or match["stage"] == stage):
-            found.append(LineageRecord.from_json(text))
+    """Lineage records (of one stage), oldest first; those of versions cleaned up since as well."""
+    tags = dataset.tags.list()
+    texts = {**_archived(tags), **_standing(tags)}
+    found = [LineageRecord.from_json(text) for name, text in texts.items() if stage in (None, stage_of(name))]
     flow = {name: position for position, name in enumerate(STAGES)}
     return sorted(found, key=lambda record: (record.version, flow.get(record.stage, len(flow))))
+
+
+def release_tags(dataset: lance.LanceDataset, names: Sequence[str]) -> None:
+    """Take tags of stages away, after their records were put where they stay. A kill at any point loses no record."""
+    tags = dataset.tags.list()
+    here = [name for name in names if name in tags]
+    if HISTORY_TAG not in tags:
+        dataset.tags.create(HISTORY_TAG, dataset.version)
+    elif tags[HISTORY_TAG]["version"] != dataset.version:
+        dataset.tags.update(HISTORY_TAG, dataset.version)  # a version that stays, this one being the newest
+    if here:
+        released = {name: text for name, text in _standing(tags).items() if name in here}
+        dataset.tags.replace_metadata(HISTORY_TAG, {**_archived(tags), **released})
+    for name in here:
+        dataset.tags.delete(name)
+
+
+def _standing(tags: dict[str, Any]) -> dict[str, str]:
+    """Records in the metadata of their own tags, by tag."""
+    texts = {name: (tag.get("metadata") or {}).get(RECORD_KEY) for name, tag in tags.items() if stage_of(name)}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _archived(tags: dict[str, Any]) -> dict[str, str]:
+    """Records whose tags were released, by tag."""
+    return dict((tags.get(HISTORY_TAG) or {}).get("metadata") or {})
 
 
 def latest_record(dataset: lance.LanceDataset, stage: str) -> LineageRecord | None:
@@ -137,12 +176,14 @@ def find_record(location: Location, stage: str, tag: str | None = None) -> Linea
 def heal(location: Location) -> lance.LanceDataset:
     """Open the newest version, first restoring tags that a killed process left unwritten."""
     dataset = open_dataset(location)
-    tags = {name: tag for name, tag in dataset.tags.list().items() if _TAG.match(name)}
+    everything = dataset.tags.list()
+    released = _archived(everything)
+    tags = {name: tag for name, tag in everything.items() if stage_of(name)}
     bare = {tag["version"] for tag in tags.values() if RECORD_KEY not in (tag.get("metadata") or {})}
     newest_tagged = max((tag["version"] for tag in tags.values()), default=0)
     for version in sorted(bare | set(range(newest_tagged + 1, dataset.version + 1))):
         record = _record_in_transaction(dataset, version)
-        if record is not None:
+        if record is not None and record.tag not in released:
             _log.info("restoring tag %s, left unwritten by an interrupted run", record.tag)
             tag_version(dataset, record)
     return dataset
@@ -155,36 +196,3 @@ def _record_in_transaction(dataset: lance.LanceDataset, version: int) -> Lineage
         return None
     text = (transaction.transaction_properties or {}).get(RECORD_KEY) if transaction else None
     return LineageRecord.from_json(text, version=version) if text else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionInfo:
-    """One line of `pretrain versions`."""
-
-    version: int
-    """LanceDB version number."""
-    created: datetime
-    """Commit time."""
-    rows: int
-    """Rows of the table at this version."""
-    bytes_total: int
-    """Bytes of all data files that this version refers to."""
-    records: tuple[LineageRecord, ...]
-    """Lineage records of the stages whose tag names this version."""
-
-
-def list_versions(dataset: lance.LanceDataset) -> list[VersionInfo]:
-    """Every version still there, oldest first."""
-    by_version: dict[int, list[LineageRecord]] = {}
-    for record in records(dataset):
-        by_version.setdefault(record.version, []).append(record)
-    return [
-        VersionInfo(
-            version=entry["version"],
-            created=entry["timestamp"],
-            rows=int(entry["metadata"].get("total_rows", 0)),
-            bytes_total=int(entry["metadata"].get("total_files_size", 0)),
-            records=tuple(by_version.get(entry["version"], ())),
-        )
-        for entry in dataset.versions()
-    ]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +37,9 @@ class Tokenizer(Protocol):
     def identity(self) -> TokenizerIdentity:
         """Name, fingerprint, vocabulary size and special ids."""
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def encode_batch(
+        self, texts: Sequence[str], num_threads: int = 1
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Token ids of all texts in one array, and offsets (len(texts) + 1) of each text's first id."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -84,14 +87,21 @@ class Gpt2Tokenizer:
             pad_id=len(ranks) + 1,
         )
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Encode on all cores; tiktoken releases the interpreter lock."""
-        if any(len(text) > LONG_TEXT and LONG_RUN.search(text) for text in texts):
+    def encode_batch(
+        self, texts: Sequence[str], num_threads: int = 1
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Encode on some threads; tiktoken releases the interpreter lock."""
+        if num_threads == 1 or len(texts) == 1:
             return _concatenate([self._encode(text) for text in texts])
-        return _concatenate(self._encoding.encode_ordinary_batch(list(texts)))
+        with ThreadPoolExecutor(num_threads) as pool:
+            return _concatenate(list(pool.map(self._encode, texts)))
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> Sequence[int]:
         """As `encode_ordinary`, but cuts long runs of white space where GPT2_PATTERN does, before their last one."""
+        if len(text) <= LONG_TEXT or not LONG_RUN.search(text):
+            # an array, not a list: 10 instead of 7 to 9 MB/s on one core (measured on the bundled documents)
+            found: Sequence[int] = self._encoding.encode_to_numpy(text, disallowed_special=())
+            return found
         ids: list[int] = []
         start = 0
         for run in LONG_RUN.finditer(text):
@@ -112,7 +122,9 @@ class ByteTokenizer:
 
     identity = TokenizerIdentity(name="byte", fingerprint="utf-8-bytes", vocab_size=257, eos_id=256, pad_id=257)
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def encode_batch(
+        self, texts: Sequence[str], num_threads: int = 1
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """One id per UTF-8 byte."""
         import numpy as np
 
@@ -165,7 +177,9 @@ class HuggingFaceTokenizer:
             pad_id=vocab_size if pad_id in (None, eos_id, unknown_id) else int(pad_id),
         )
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    def encode_batch(
+        self, texts: Sequence[str], num_threads: int = 1
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Encode without adding or recognising special tokens.
 
         Raises:

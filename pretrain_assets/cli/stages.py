@@ -1,0 +1,156 @@
+"""Verbs that run a stage: demo, ingest, dedup, tokenize, index, train.
+
+Invariant: a verb does what the asset of the same stage does, with the same inputs, and prints the version it made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from pretrain_assets import project
+from pretrain_assets.cli.common import as_json, pin_of, print_stage
+from pretrain_assets.errors import ConfigError
+
+
+@click.command()
+@click.pass_obj
+def demo(obj: dict[str, Any]) -> None:
+    """Run the main job on the bundled documents, then show what came of it."""
+    from pretrain_assets.demo import run_demo
+
+    run_demo(obj["location"], obj["runs"])
+
+
+@click.command()
+@click.argument("sources", nargs=-1)
+@click.option("--extra-column", "extra_columns", multiple=True, help="Keep this column too; may be repeated.")
+@click.option("--on-bad-row", default="raise", show_default=True, help="raise, or skip and count.")
+@click.option("--text-column", default="text", show_default=True, help="Column that holds the document.")
+@as_json
+@click.pass_obj
+def ingest(obj: dict[str, Any], /, sources: tuple[str, ...], json_output: bool, **settings: Any) -> None:
+    """Append documents to the table; files seen before are skipped.
+
+    SOURCES: paths, globs, s3://, hf://datasets/..., bundled, or synthetic:ROWS:SEED [PRETRAIN_SOURCES; bundled].
+    """
+    from pretrain_assets.config import IngestConfig, from_dict
+    from pretrain_assets.ingest.append import ingest as run
+
+    config = from_dict(IngestConfig, {"sources": list(sources or project.sources()), **settings})
+    print_stage(run(obj["location"], config), json_output)
+
+
+@click.command()
+@as_json
+@click.pass_obj
+def dedup(obj: dict[str, Any], json_output: bool) -> None:
+    """Mark exact duplicates among the rows that were not compared yet."""
+    from pretrain_assets.config import DedupConfig
+    from pretrain_assets.curate.dedup import dedup as run
+
+    location = obj["location"]
+    print_stage(run(location, DedupConfig(), input_pin=pin_of(location, "ingested")), json_output)
+
+
+@click.command()
+@click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; gpt2]")
+@as_json
+@click.pass_obj
+def tokenize(obj: dict[str, Any], tokenizer: str | None, json_output: bool) -> None:
+    """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
+    from pretrain_assets.config import TokenizeConfig
+    from pretrain_assets.tokenize.columns import tokenize as run
+
+    location = obj["location"]
+    config = TokenizeConfig(tokenizer=tokenizer or project.tokenizer())
+    print_stage(run(location, config, input_pin=pin_of(location, "deduped")), json_output)
+
+
+@click.command()
+@click.option("--with-position", is_flag=True, help="Keep word positions, needed for phrase search.")
+@as_json
+@click.pass_obj
+def index(obj: dict[str, Any], with_position: bool, json_output: bool) -> None:
+    """Bring the full-text index up to date."""
+    from pretrain_assets.config import IndexConfig
+    from pretrain_assets.forensics.index import build_index
+
+    location = obj["location"]
+    config = IndexConfig(with_position=with_position)
+    print_stage(build_index(location, config, input_pin=pin_of(location, "tokenized")), json_output)
+
+
+@click.command()
+@click.argument("recipe")
+@click.option(
+    "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting: --set train.max_steps=50"
+)
+@click.option("--nproc", type=int, help="Ranks on this machine [PRETRAIN_NPROC_PER_NODE; 2]")
+@click.option("--tag", help="Train on this tag of the tokenized stage instead of the newest.")
+@click.option("--write-spec", is_flag=True, help="Only write run.json and print the torchrun command.")
+@as_json
+@click.pass_obj
+def train(
+    obj: dict[str, Any],
+    recipe: str,
+    changes: tuple[str, ...],
+    nproc: int | None,
+    tag: str | None,
+    write_spec: bool,
+    json_output: bool,
+) -> None:
+    """Train RECIPE on the newest tokenized version; the same command again resumes."""
+    import shlex
+    import signal
+
+    from pretrain_assets import recipes
+    from pretrain_assets.config import override
+    from pretrain_assets.launch import contract, local
+    from pretrain_assets.table.versions import find_record
+    from pretrain_assets.train.spec import make_spec
+
+    location = obj["location"]
+    record = find_record(location, "tokenized", tag)
+    resolved = override(recipes.get(recipe), dict(_parse_change(change) for change in changes))
+    spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
+    ranks = project.nproc_per_node() if nproc is None else nproc
+    local.check_nproc(spec, ranks)
+    if write_spec:
+        argv = local.torchrun_argv(contract.write_spec(spec), ranks)
+        click.echo(json.dumps({"run_dir": spec.run_dir, "argv": argv}) if json_output else shlex.join(argv))
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both wait until the run has saved
+    try:
+        result = local.run_local(spec, ranks)
+    except KeyboardInterrupt:
+        result = contract.read_result(spec.run_dir) or {"status": "stopped"}
+    if result["status"] != "done":
+        at = f" at step {result['step']}" if "step" in result else ""
+        click.echo(
+            f"{result['status']}{at}: {result.get('error', 'on request')}\n"
+            f"The same command again goes on from the newest checkpoint in {spec.run_dir}.",
+            err=True,
+        )
+        sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
+    if json_output:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        click.echo(f"done: validation loss {result['val_loss']:.4f}, checkpoint {result['checkpoint']}")
+
+
+def _parse_change(text: str) -> tuple[str, Any]:
+    """`train.max_steps=50` as name and value; a value that is not JSON is text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r} is not NAME=VALUE, for example --set train.max_steps=50")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+VERBS = (demo, ingest, dedup, tokenize, index, train)

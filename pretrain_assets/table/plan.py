@@ -1,0 +1,167 @@
+"""What a fill has to do on one version of the table: which fragments lack which columns, and if the schema changes.
+
+Invariant: a plan is made from one version and one declaration; it says what to compute and holds what was staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pretrain_assets.table import columnfile
+from pretrain_assets.table.columnfile import StagedFile
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.schema import same_making
+from pretrain_assets.table.spec import Fill, RowColumns, TableColumns
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import latest_record, open_pin
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+
+@dataclass(kw_only=True)
+class GroupWork:
+    """What is to be done for one column group."""
+
+    group: RowColumns | TableColumns
+    """The group."""
+    outputs: pa.Schema
+    """Columns written: the group's, then the one for the reasons of failed rows when the table has or gets one."""
+    error_name: str | None
+    """That one."""
+    judged: tuple[str, ...]
+    """A computed row has a value in one of these."""
+    fragments: list[lance.LanceFragment]
+    """Fragments that lack values; staging adds those whose values are outdated."""
+    staged: dict[int, StagedFile] = field(default_factory=dict)
+    """Fragment id to the column file computed for it."""
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What one fill has to do on one version of the table."""
+
+    spec: Fill
+    """The declaration."""
+    dataset: lance.LanceDataset
+    """The newest version, which the commit is made on."""
+    wanted: list[lance.LanceFragment]
+    """Fragments that hold rows of the input version."""
+    remake: bool
+    """The columns are new, or made by other code or parameters: every fragment, and the schema changes."""
+    rows_deleted: bool
+    """Rows that the stage's last version had are gone, so values that depend on other rows may be outdated."""
+    input_rows: int
+    """Rows of the input version."""
+    work: list[GroupWork]
+    """Per column group, in order."""
+    joined_parts: list[str] = field(default_factory=list)
+    """Staged parts that the commit makes superfluous."""
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """All fields written."""
+        return [f for work in self.work for f in work.outputs]
+
+    @property
+    def schema_changes(self) -> bool:
+        """Whether the commit changes the schema as well."""
+        return self.remake or not {f.name for f in self.fields} <= set(self.dataset.schema.names)
+
+    @property
+    def filled(self) -> list[lance.LanceFragment]:
+        """Fragments that get a column file, in row order."""
+        filled = {fragment_id for work in self.work for fragment_id in work.staged}
+        return [fragment for fragment in self.wanted if fragment.fragment_id in filled]
+
+
+def make_plan(location: Location, spec: Fill, input_pin: Pin) -> Plan:
+    """Look at the newest version for what the rows of `input_pin` lack.
+
+    Raises:
+        TableError: `input_pin` names another table, or a version that is gone.
+    """
+    dataset = open_dataset(location)
+    existing = {f.name: f for f in dataset.schema}
+    values = [f for group in spec.groups for f in group.outputs]
+    remake = not all(f.name in existing and same_making(existing[f.name], f) for f in values)
+    pinned = open_pin(location, input_pin)
+    wanted = _fragments_of(dataset, pinned)
+    return Plan(
+        spec=spec,
+        dataset=dataset,
+        wanted=wanted,
+        remake=remake,
+        rows_deleted=not remake and _rows_deleted(dataset, spec),
+        input_rows=pinned.count_rows(),
+        work=[_group_work(dataset, wanted, group, spec, remake) for group in spec.groups],
+    )
+
+
+def _fragments_of(dataset: lance.LanceDataset, pinned: lance.LanceDataset) -> list[lance.LanceFragment]:
+    """Fragments of the newest version that hold the pinned rows; all of them if compaction moved rows since."""
+    now = dataset.get_fragments()
+    then = {fragment.fragment_id for fragment in pinned.get_fragments()}
+    kept = [fragment for fragment in now if fragment.fragment_id in then]
+    return kept if len(kept) == len(then) else now
+
+
+def _group_work(
+    dataset: lance.LanceDataset,
+    wanted: Sequence[lance.LanceFragment],
+    group: RowColumns | TableColumns,
+    spec: Fill,
+    remake: bool,
+) -> GroupWork:
+    outputs, error_name = group.outputs, None
+    if isinstance(group, RowColumns) and (spec.on_error == "null" or group.error_name in dataset.schema.names):
+        error_name = group.error_name
+        outputs = outputs.append(_reasons_field(outputs, error_name))
+    judged = (group.names[-1], *([error_name] if error_name and spec.on_error == "null" else []))
+    fragments = list(wanted) if remake else missing_fragments(dataset, wanted, group, judged)
+    return GroupWork(group=group, outputs=outputs, error_name=error_name, judged=judged, fragments=fragments)
+
+
+def _reasons_field(outputs: pa.Schema, name: str) -> pa.Field:
+    import pyarrow as pa
+
+    return pa.field(name, pa.string(), metadata=outputs.field(len(outputs) - 1).metadata)
+
+
+def missing_fragments(
+    dataset: lance.LanceDataset,
+    fragments: Sequence[lance.LanceFragment],
+    group: RowColumns | TableColumns,
+    judged: Sequence[str],
+) -> list[lance.LanceFragment]:
+    """Fragments that lack values: no file carries a column, or a NULL is stored for a row.
+
+    NULLs come from a compaction of fragments that had the column with fragments that had not, and from failed rows;
+    the filler's own files have none but of failed rows, so they are only looked into when those are to be tried again.
+    Columns of a group are written together, so only its last column is looked at: put the narrowest last.
+    """
+    leaves = columnfile.leaf_ids(dataset.lance_schema, group.names)
+    retry_failed = isinstance(group, RowColumns) and group.error_name in dataset.schema.names and len(judged) == 1
+    null = " AND ".join(f"{name} IS NULL" for name in judged if name in dataset.schema.names)
+    missing = []
+    for fragment in fragments:
+        files = fragment.metadata.files
+        carried = {leaf for file in files for leaf in file.fields}
+        ours = any(leaves[-1] in file.fields and file.path.startswith(columnfile.PREFIX) for file in files)
+        whole = carried.issuperset(leaves)
+        if not whole or ((retry_failed or not ours) and fragment.count_rows(null)):
+            missing.append(fragment)
+    return missing
+
+
+def _rows_deleted(dataset: lance.LanceDataset, spec: Fill) -> bool:
+    if not any(isinstance(group, TableColumns) for group in spec.groups):
+        return False
+    last = latest_record(dataset, spec.stage)
+    if last is None:
+        return False
+    seen = last.details["planned"]  # the version that the values were made from; a delete may have raced the commit
+    return bool(dataset.count_rows(f"_row_created_at_version <= {seen['version']}") < seen["rows"])

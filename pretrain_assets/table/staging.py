@@ -1,0 +1,105 @@
+"""Staging: from a plan to one finished column file per fragment, by any engine. Nothing here commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.progress import Progress
+from pretrain_assets.table import columnfile, tasks
+from pretrain_assets.table.columnfile import StagedFile
+from pretrain_assets.table.engines import Session
+from pretrain_assets.table.lineage import digest
+from pretrain_assets.table.plan import GroupWork, Plan
+from pretrain_assets.table.spec import BatchFunction, ColumnReader, TableColumns, Worker
+from pretrain_assets.table.tasks import Job, Range, Report, State
+
+if TYPE_CHECKING:
+    import lance
+
+
+def stage(plan: Plan, session: Session) -> None:
+    """Compute every column group of the plan, in order, reusing what an earlier run finished."""
+    for work in plan.work:
+        group, function = work.group, None
+        if isinstance(group, TableColumns) and (work.fragments or plan.rows_deleted):
+            function = group.make(reader(plan, plan.dataset.get_fragments()))
+            if plan.rows_deleted:
+                work.fragments = _with_outdated(plan, work, function)
+        if work.fragments:
+            _stage_group(plan, work, session, function)
+
+
+def reader(plan: Plan, fragments: Sequence[lance.LanceFragment]) -> ColumnReader:
+    """Reads columns of these fragments, from the files staged so far where there are any."""
+    staged = {name: work.staged for work in plan.work for name in work.outputs.names}
+    columns = {f.name: f for f in [*plan.dataset.schema, *plan.fields]}
+    in_table = set(plan.dataset.schema.names) - ({f.name for f in plan.fields} if plan.remake else set())
+    return lambda name: columnfile.read_column(
+        plan.dataset, fragments, columns[name], staged=staged.get(name, {}), in_table=name in in_table
+    )
+
+
+def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchFunction | None) -> None:
+    key = _key(plan, work)
+    stems = columnfile.stems(
+        plan.dataset, work.fragments, work.group.inputs, key, whole_table=isinstance(work.group, TableColumns)
+    )
+    job = Job(
+        key=digest(key),
+        uri=plan.dataset.uri,
+        version=plan.dataset.version,
+        group=work.group,
+        outputs=work.outputs,
+        judged=work.judged,
+        error_name=work.error_name,
+        on_error=plan.spec.on_error,
+        batch_bytes=plan.spec.batch_bytes,
+    )
+    ranges = [r for f in work.fragments for r in tasks.cut(plan.dataset, f, work.group, stems[f.fragment_id])]
+    label = f"{plan.spec.stage}: {', '.join(work.group.names)}"
+    with Progress(label, total=sum(f.count_rows() for f in work.fragments)) as progress:
+
+        def report(rows: int, num_bytes: int, was_finished: bool) -> None:
+            if was_finished:
+                progress.skip(rows)
+            else:
+                progress.update(rows, num_bytes)
+
+        results = session.run(job, ranges, report) if function is None else _run_here(job, ranges, report, function)
+        work.staged, joins = tasks.joined(ranges, results)
+        for join, files in zip(joins, session.run(job, joins, report) if joins else [], strict=True):
+            work.staged[join.fragment_id] = files[0]
+            plan.joined_parts += [part.name for part in join.parts]
+
+
+def _key(plan: Plan, work: GroupWork) -> dict[str, Any]:
+    """All that makes the values, for names; not batch sizes, engines or numbers of workers, which change none."""
+    return {
+        "code_version": plan.spec.code_version,
+        "parameters": plan.spec.parameters,
+        "outputs": [f"{f.name}:{f.type}" for f in work.outputs],
+        "inputs": list(work.group.inputs),
+        "on_error": plan.spec.on_error,
+    }
+
+
+def _run_here(job: Job, ranges: Sequence[Range], report: Report, function: BatchFunction) -> list[list[StagedFile]]:
+    state = State(Worker(num_threads=1, device="cpu"))
+    state.use(job, function)
+    return [piece.run(job, state, report) for piece in ranges]
+
+
+def _with_outdated(plan: Plan, work: GroupWork, function: BatchFunction) -> list[lance.LanceFragment]:
+    """The group's fragments, and those that hold a value which the function gives otherwise now."""
+    missing = {fragment.fragment_id for fragment in work.fragments}
+    return [f for f in plan.wanted if f.fragment_id in missing or _is_outdated(f, work, function)]
+
+
+def _is_outdated(fragment: lance.LanceFragment, work: GroupWork, function: BatchFunction) -> bool:
+    inputs, names = list(work.group.inputs), list(work.group.names)
+    for batch in fragment.scanner(columns=inputs + names, batch_size=columnfile.READ_BATCH_ROWS).to_batches():
+        now = function(batch.select(inputs))
+        if any(not array.equals(batch.column(name)) for name, array in zip(names, now, strict=True)):
+            return True
+    return False
