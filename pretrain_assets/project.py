@@ -52,9 +52,28 @@ def tokenizer() -> str:
     return setting("TOKENIZER", "gpt2")
 
 
+def engine() -> str:
+    """PRETRAIN_ENGINE: where columns are computed."""
+    return setting("ENGINE", "local")
+
+
+def workers() -> int | None:
+    """PRETRAIN_WORKERS: worker processes of the engine; unset is as many as there are cores."""
+    return _number("WORKERS", "worker processes") if setting("WORKERS", "") else None
+
+
+def ray_address() -> str | None:
+    """PRETRAIN_RAY_ADDRESS: the Ray cluster; unset starts one on this machine."""
+    return setting("RAY_ADDRESS", "") or None
+
+
 def nproc_per_node() -> int:
     """PRETRAIN_NPROC_PER_NODE: ranks that torchrun starts on this node."""
-    text = setting("NPROC_PER_NODE", "2")
+    return _number("NPROC_PER_NODE", "ranks", "2")
+
+
+def _number(name: str, of_what: str, default: str = "") -> int:
+    text = setting(name, default)
     if not text.isdigit():
-        raise ConfigError(f"PRETRAIN_NPROC_PER_NODE={text!r} is not a number of ranks; set it to 1 or more")
+        raise ConfigError(f"PRETRAIN_{name}={text!r} is not a number of {of_what}; set it to 1 or more")
     return int(text)

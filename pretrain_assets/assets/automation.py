@@ -1,11 +1,11 @@
-"""Jobs, the nightly schedule and the source sensor. Both are delivered stopped: switch them on in the UI.
+"""Jobs, the schedules and the source sensor. All are delivered stopped: switch them on in the UI.
 
 Invariant: a re-curation does work for new rows only, and trains nothing; training stays a decision.
 """
 
 import dagster as dg
 
-from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INDEX, INGESTED, SOURCE_FILES, TOKENIZED
+from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INDEX, INGESTED, MAINTENANCE, SOURCE_FILES, TOKENIZED
 from pretrain_assets.assets.resources import SourceResource
 
 recurate_job = dg.define_asset_job(
@@ -20,6 +20,12 @@ pretrain_job = dg.define_asset_job(
     description="The whole way from source files to a trained checkpoint of one recipe and the index.",
 )
 
+maintenance_job = dg.define_asset_job(
+    "maintenance",
+    selection=dg.AssetSelection.assets(MAINTENANCE),
+    description="Index deltas, compaction, clean-up: what the table needs now and then, while nobody works on it.",
+)
+
 nightly = dg.ScheduleDefinition(
     name="nightly_recuration",
     job=recurate_job,
@@ -27,6 +33,15 @@ nightly = dg.ScheduleDefinition(
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.STOPPED,
     description="Re-curate at 02:00 UTC: new documents only.",
+)
+
+weekly = dg.ScheduleDefinition(
+    name="weekly_maintenance",
+    job=maintenance_job,
+    cron_schedule="0 6 * * 0",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+    description="Look after the table on Sundays at 06:00 UTC, hours after the night's re-curation began.",
 )
 
 

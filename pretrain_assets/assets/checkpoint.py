@@ -23,6 +23,7 @@ from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.report.plots import line
 from pretrain_assets.table.lineage import Pin, digest
+from pretrain_assets.table.tags import protect_run
 from pretrain_assets.table.verify import Finding, filters_disjoint
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.metrics import read_metrics
@@ -62,6 +63,7 @@ def checkpoint(
         tag = record_at(location, pin, "tokenized").tag
         recipe = override(recipes.get(context.partition_key), config.overrides)
         spec = make_spec(location, pin, tag, recipe, launcher.runs())
+        protect_run(location, pin, spec.run_dir)
         result = train(context, spec, launcher.nproc_per_node)
     return dg.MaterializeResult(
         metadata=run_metadata(spec, result), data_version=dg.DataVersion(f"{spec.pin}#{result['digest']}")

@@ -48,6 +48,7 @@ def _tokenized(location: Location, record: LineageRecord) -> list[Finding]:
         verify.no_nulls(dataset, record),
         verify.token_counts_match(dataset, max(earlier, default=0)),
         verify.ledger_closes(record),
+        verify.failed_share(record),
     ]
 
 
@@ -84,7 +85,12 @@ corpus_checks = [
         ["schema_matches", "no_nulls", "one_kept_per_class", "ledger_closes", "share_removed"],
         _deduped,
     ),
-    _guard(TOKENIZED, "tokenized", ["schema_matches", "no_nulls", "token_counts_match", "ledger_closes"], _tokenized),
+    _guard(
+        TOKENIZED,
+        "tokenized",
+        ["schema_matches", "no_nulls", "token_counts_match", "ledger_closes", "failed_share"],
+        _tokenized,
+    ),
     _guard(INDEX, "indexed", ["ledger_closes"], _indexed),
 ]
 """Checks of the stages of the table; the checkpoint's are beside it, in assets/checkpoint.py."""

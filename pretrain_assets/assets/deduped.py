@@ -5,7 +5,7 @@ import dagster as dg
 from pretrain_assets.assets.events import stage_result, user_errors
 from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, RETRY, TABLE_POOL
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
 from pretrain_assets.config import DedupConfig
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import CODE_VERSION, PARAMETERS, dedup
@@ -25,12 +25,12 @@ from pretrain_assets.table.storage import open_dataset
     metadata=table_metadata(),
     description="content_hash and is_dup, for the rows that lack them. Duplicates stay; filters leave them out.",
 )
-def deduped(context: dg.AssetExecutionContext, corpus: CorpusResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def deduped(context: dg.AssetExecutionContext, corpus: CorpusResource, engine: EngineResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Compare new rows with all earlier ones."""
     location = corpus.location()
     with user_errors():
         pin = input_pin(context, INGESTED, location, "ingested")
-        result = dedup(location, DedupConfig(), input_pin=pin, run_id=context.run.run_id)
+        result = dedup(location, DedupConfig(), input_pin=pin, run_id=context.run.run_id, engine=engine.config())
     shares = eda.duplicates_by_source(open_dataset(location, result.record.version))
     plot = bars("duplicates by source", [s.source for s in shares], [s.duplicates for s in shares])
     return stage_result(location, result, INGESTED, plot)

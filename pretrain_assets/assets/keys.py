@@ -8,6 +8,7 @@ DEDUPED = AssetKey(["corpus", "deduped"])
 TOKENIZED = AssetKey(["corpus", "tokenized"])
 CHECKPOINT = AssetKey(["model", "checkpoint"])
 INDEX = AssetKey(["forensics", "index"])
+MAINTENANCE = AssetKey(["corpus", "maintenance"])
 
 TABLE_POOL = "table_writer"
 """One writer per table at a time."""

@@ -1,13 +1,15 @@
-"""Resources: where the table lives, what is read into it, and where training runs.
+"""Resources: where the table lives, what is read into it, where columns are computed, and where training runs.
 
 Every value can be set in the launchpad; the defaults come from the environment, so that one deployment needs no code.
 """
+
+import os
 
 import dagster as dg
 from pydantic import Field
 
 from pretrain_assets import project
-from pretrain_assets.config import IngestConfig, from_dict
+from pretrain_assets.config import EngineConfig, IngestConfig, from_dict
 from pretrain_assets.table.storage import Location, absolute
 
 
@@ -18,9 +20,14 @@ class CorpusResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Local directory (relative to DAGSTER_HOME) or `s3://bucket/prefix`; credentials come from `AWS_*` variables."""
     table_name: str = Field(default_factory=project.table_name)
     """Table name."""
+    storage_env: dict[str, str] = Field(default={})
+    """Environment variables for the storage clients, where the process has them under other names: for example
+    `{"AWS_SECRET_ACCESS_KEY": {"env": "TEAM_SECRET"}}`, in code `EnvVar("TEAM_SECRET")`. Never a secret itself: a run's
+    configuration is stored and shown."""
 
     def location(self) -> Location:
-        """Where the table is, with local paths made absolute."""
+        """Where the table is, with local paths made absolute. Makes `storage_env` known to this process."""
+        os.environ.update(self.storage_env)
         return Location(database_uri=absolute(self.database_uri, project.home()), table_name=self.table_name)
 
 
@@ -37,6 +44,21 @@ class SourceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def config(self) -> IngestConfig:
         """The domain's configuration."""
         return from_dict(IngestConfig, self.model_dump(include={"sources", "extra_columns", "on_bad_row"}))
+
+
+class EngineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Where columns are computed. Changes no value."""
+
+    engine: str = Field(default_factory=project.engine)
+    """`local`, `ray` or `geneva`."""
+    workers: int | None = Field(default_factory=project.workers)
+    """Worker processes; None is one per core, or what the Ray cluster has room for."""
+    ray_address: str | None = Field(default_factory=project.ray_address)
+    """Ray cluster: `auto`, `ray://host:10001`, or None to start one on this machine."""
+
+    def config(self) -> EngineConfig:
+        """The domain's configuration."""
+        return from_dict(EngineConfig, self.model_dump(include={"engine", "workers", "ray_address"}))
 
 
 class LauncherResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -60,4 +82,9 @@ def table_metadata() -> dict[str, str]:
 
 def default_resources() -> dict[str, object]:
     """Resources as the environment configures them (see project.py)."""
-    return {"corpus": CorpusResource(), "source": SourceResource(), "launcher": LauncherResource()}
+    return {
+        "corpus": CorpusResource(),
+        "source": SourceResource(),
+        "engine": EngineResource(),
+        "launcher": LauncherResource(),
+    }

@@ -7,8 +7,8 @@ from pretrain_assets import project
 from pretrain_assets.assets.events import stage_result, user_errors
 from pretrain_assets.assets.keys import DEDUPED, GROUP, RETRY, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, table_metadata
-from pretrain_assets.config import TokenizeConfig
+from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.config import TokenizeConfig, from_dict
 from pretrain_assets.curate import eda
 from pretrain_assets.report.plots import bars
 from pretrain_assets.table.lineage import digest
@@ -21,6 +21,10 @@ class TokenizeSettings(dg.Config):
 
     tokenizer: str = Field(default_factory=project.tokenizer)
     """`gpt2`, `byte` or `hf:<name or local directory>`. Another one recomputes every row, in one new version."""
+    on_error: str = "raise"
+    """`raise`, or `null` to leave out texts that cannot be encoded, counted by reason in the ledger."""
+    max_failed_share: float = 0.001
+    """Share of such texts above which the check `failed_share` alarms."""
 
 
 @dg.asset(
@@ -35,14 +39,14 @@ class TokenizeSettings(dg.Config):
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
 )
 def tokenized(
-    context: dg.AssetExecutionContext, corpus: CorpusResource, config: TokenizeSettings
+    context: dg.AssetExecutionContext, corpus: CorpusResource, engine: EngineResource, config: TokenizeSettings
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Encode new rows."""
     location = corpus.location()
     with user_errors():
         pin = input_pin(context, DEDUPED, location, "deduped")
-        settings = TokenizeConfig(tokenizer=config.tokenizer)
-        result = tokenize(location, settings, input_pin=pin, run_id=context.run.run_id)
+        settings = from_dict(TokenizeConfig, config.model_dump())
+        result = tokenize(location, settings, input_pin=pin, run_id=context.run.run_id, engine=engine.config())
     bins = eda.length_bins(open_dataset(location, result.record.version))
     plot = bars("documents by characters", [b.label for b in bins], [b.rows for b in bins])
     return stage_result(location, result, DEDUPED, plot)

@@ -5,18 +5,42 @@ Invariant: imports nothing heavy and no verb, so that every file of verbs can im
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pretrain_assets import project
+from pretrain_assets.config import EngineConfig
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
     from pretrain_assets.table.lineage import Pin, StageResult
 
 as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON document instead of text.")
+
+
+def with_engine(verb: Callable[..., None]) -> Callable[..., None]:
+    """The options that say where a stage computes its columns; the verb gets `engine`, an `EngineConfig`."""
+
+    @functools.wraps(verb)
+    def with_config(*arguments: Any, engine: str | None, workers: int | None, **rest: Any) -> None:
+        config = EngineConfig(
+            engine=engine or project.engine(),  # type: ignore[arg-type]  # checked by EngineConfig
+            workers=workers or project.workers(),
+            ray_address=project.ray_address(),
+        )
+        verb(*arguments, engine=config, **rest)
+
+    for option in (
+        click.option("--workers", type=click.IntRange(1), help="Worker processes [PRETRAIN_WORKERS; one per core]"),
+        click.option("--engine", help="local, ray or geneva: where it is computed [PRETRAIN_ENGINE; local]"),
+    ):
+        with_config = option(with_config)
+    return with_config
 
 
 def pin_of(location: Location, stage: str) -> Pin:

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, pin_of, print_stage
+from pretrain_assets.cli.common import as_json, pin_of, print_stage, with_engine
+from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
 
 
@@ -45,29 +46,34 @@ def ingest(obj: dict[str, Any], /, sources: tuple[str, ...], json_output: bool, 
 
 
 @click.command()
+@with_engine
 @as_json
 @click.pass_obj
-def dedup(obj: dict[str, Any], json_output: bool) -> None:
+def dedup(obj: dict[str, Any], engine: EngineConfig, json_output: bool) -> None:
     """Mark exact duplicates among the rows that were not compared yet."""
     from pretrain_assets.config import DedupConfig
     from pretrain_assets.curate.dedup import dedup as run
 
     location = obj["location"]
-    print_stage(run(location, DedupConfig(), input_pin=pin_of(location, "ingested")), json_output)
+    print_stage(run(location, DedupConfig(), input_pin=pin_of(location, "ingested"), engine=engine), json_output)
 
 
 @click.command()
 @click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; gpt2]")
+@click.option("--on-error", default="raise", show_default=True, help="raise, or null: leave the row out and count it.")
+@with_engine
 @as_json
 @click.pass_obj
-def tokenize(obj: dict[str, Any], tokenizer: str | None, json_output: bool) -> None:
+def tokenize(
+    obj: dict[str, Any], tokenizer: str | None, on_error: str, engine: EngineConfig, json_output: bool
+) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
-    from pretrain_assets.config import TokenizeConfig
+    from pretrain_assets.config import TokenizeConfig, from_dict
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
-    config = TokenizeConfig(tokenizer=tokenizer or project.tokenizer())
-    print_stage(run(location, config, input_pin=pin_of(location, "deduped")), json_output)
+    config = from_dict(TokenizeConfig, {"tokenizer": tokenizer or project.tokenizer(), "on_error": on_error})
+    print_stage(run(location, config, input_pin=pin_of(location, "deduped"), engine=engine), json_output)
 
 
 @click.command()
@@ -110,6 +116,7 @@ def train(
     from pretrain_assets import recipes
     from pretrain_assets.config import override
     from pretrain_assets.launch import contract, local
+    from pretrain_assets.table.tags import protect_run
     from pretrain_assets.table.versions import find_record
     from pretrain_assets.train.spec import make_spec
 
@@ -119,6 +126,7 @@ def train(
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
+    protect_run(location, record.pin, spec.run_dir)
     if write_spec:
         argv = local.torchrun_argv(contract.write_spec(spec), ranks)
         click.echo(json.dumps({"run_dir": spec.run_dir, "argv": argv}) if json_output else shlex.join(argv))

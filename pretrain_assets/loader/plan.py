@@ -159,7 +159,8 @@ def kept_rows(dataset: lance.LanceDataset, filter: str, *, setting: str = "data.
         row_id = table["_rowid"].filter(table["n_tokens"].is_null())[0].as_py()
         raise FilterError(
             f"{setting}={filter!r} keeps {missing:,} rows whose n_tokens is NULL, first row id {row_id}: they were "
-            "never tokenized. Run the tokenized stage (`pretrain tokenize`) and train on the version it makes."
+            "never tokenized, or could not be (see input_ids_error). Run the tokenized stage (`pretrain tokenize`) and "
+            "train on its version, or add `AND n_tokens IS NOT NULL` to the filter."
         )
     return KeptRows(
         row_ids=table["_rowid"].to_numpy(),

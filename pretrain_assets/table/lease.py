@@ -31,7 +31,7 @@ MAINTENANCE = "maintenance"
 """The lease that goes with no other: it removes files that others may be about to use."""
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0
-TRIES = 6
+TRIES = 4
 """Looks at the others before giving up: two that come together both step back once or twice."""
 
 

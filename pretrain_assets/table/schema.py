@@ -35,6 +35,8 @@ class Column:
     """The one stage that writes it."""
     meaning: str
     """What a value is, with its unit."""
+    optional: bool = False
+    """Whether the table has it only once there was something to write."""
 
 
 COLUMNS = (
@@ -54,6 +56,13 @@ COLUMNS = (
     Column(name="is_dup", arrow_type="bool", owner="deduped", meaning="an earlier row has the same content_hash"),
     Column(name="input_ids", arrow_type="list<item: int32>", owner="tokenized", meaning="token ids, no end-of-text"),
     Column(name="n_tokens", arrow_type="int32", owner="tokenized", meaning="length of input_ids, in tokens"),
+    Column(
+        name="input_ids_error",
+        arrow_type="string",
+        owner="tokenized",
+        meaning="why the text could not be encoded (`on_error` null), else NULL",
+        optional=True,
+    ),
 )
 """All columns that the stages of this project own. Extra ingested columns belong to `ingested` as well."""
 

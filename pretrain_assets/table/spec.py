@@ -20,6 +20,10 @@ The values of a row depend on that row alone, so that the division into batches 
 """
 
 
+ERROR_SUFFIX = "_error"
+"""Ending of the column that says why a row could not be computed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Worker:
     """What the process that computes offers to the function it builds."""
@@ -68,7 +72,7 @@ class RowColumns(ColumnGroup):
     @property
     def error_name(self) -> str:
         """Column with the reason for every row that could not be computed; there once `on_error` was `null`."""
-        return f"{self.names[0]}_error"
+        return self.names[0] + ERROR_SUFFIX
 
 
 @dataclass(frozen=True, kw_only=True)

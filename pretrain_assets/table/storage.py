@@ -32,6 +32,10 @@ STORAGE_ENV_NAMES = (
 """Environment variables that reach the storage clients. Names only: values stay in the environment."""
 
 
+OPTION_PREFIX = "PRETRAIN_STORAGE_"
+"""Environment variables with this beginning are options of the Rust object store."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Location:
     """A LanceDB database and the one table in it."""
@@ -75,17 +79,25 @@ def absolute(uri: str, root: str | Path | None = None) -> str:
 def storage_options(uri: str) -> dict[str, str] | None:
     """Options for the Rust object store that it does not already take from `AWS_*` variables.
 
-    Plain-http endpoints must be allowed explicitly; `None` for local paths.
+    Plain-http endpoints must be allowed explicitly. `PRETRAIN_STORAGE_<NAME>` in the environment is the option `<name>`
+    of the store, such as `timeout` or `client_max_retries`. `None` for local paths.
     """
-    if not uri.startswith("s3://"):
+    if not is_remote(uri):
         return None
+    extra = {
+        name.removeprefix(OPTION_PREFIX).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(OPTION_PREFIX)
+    }
+    if not uri.startswith("s3://"):
+        return extra or None
     options = {"aws_region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         options["aws_endpoint"] = endpoint
         if endpoint.startswith("http://"):
             options["allow_http"] = "true"
-    return options
+    return {**options, **extra}
 
 
 def filesystem(uri: str) -> tuple[Any, str]:

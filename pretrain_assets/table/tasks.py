@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from pretrain_assets.table.columnfile import Offsets
 
-RANGE_BYTES = 32 << 20
-"""Bytes of input files per range: a few seconds of tokenizing, and enough ranges of one file for every core."""
+RANGE_BYTES = 8 << 20
+"""Bytes of input files per range: about a second of tokenizing, so that the cores end together; a fragment of up to one
+and a half of it is written once, a larger one as parts that are joined."""
 PART_SECONDS = 20.0
 """Seconds of work after which a range saves what it has."""
 NAMED_COLUMNS = ("doc_id", "source_file")
@@ -56,6 +57,8 @@ class Job:
     """Whether a failing row stops the fill, or becomes NULL with a reason."""
     batch_bytes: int
     """Bytes of input per batch."""
+    source: tuple[str, int] | None = None
+    """Another table and its version, with the same fragments, that the inputs are read from; None: the table itself."""
 
 
 class State:
@@ -69,12 +72,13 @@ class State:
         self._key: str | None = None
 
     def dataset(self, job: Job) -> lance.LanceDataset:
-        """The table at the job's version."""
+        """What the inputs are read from: the table at the job's version."""
         import lance
 
-        if self._opened != (job.uri, job.version):
-            self._dataset = lance.dataset(job.uri, version=job.version, storage_options=storage_options(job.uri))
-            self._opened = (job.uri, job.version)
+        uri, version = job.source or (job.uri, job.version)
+        if self._opened != (uri, version):
+            self._dataset = lance.dataset(uri, version=version, storage_options=storage_options(uri))
+            self._opened = (uri, version)
         return self._dataset
 
     def function(self, job: Job) -> BatchFunction:
@@ -117,7 +121,7 @@ class Range:
         """Its parts, in order."""
         fragment = state.dataset(job).get_fragment(self.fragment_id)
         live = columnfile.live_offsets(fragment)
-        parts = list(self._finished(job, live))
+        parts = list(self.finished_parts(job, live))
         position = self.start + sum(part.num_rows for part in parts)
         if position > self.start:
             report(_count(live, self.start, position), 0, True)
@@ -129,7 +133,8 @@ class Range:
         """Name of the part that begins at this offset."""
         return f"{self.stem}-{start:09d}.lance"
 
-    def _finished(self, job: Job, live: Offsets | None) -> Iterator[StagedFile]:
+    def finished_parts(self, job: Job, live: Offsets | None) -> Iterator[StagedFile]:
+        """Its parts that an earlier run finished, up to the first that is missing."""
         position = self.start
         while position < self.stop:
             part = columnfile.finished(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.schema import columns_of
+from pretrain_assets.table.spec import ERROR_SUFFIX
 
 if TYPE_CHECKING:
     import lance
@@ -47,11 +48,12 @@ def ledger_closes(record: LineageRecord) -> Finding:
 def schema_matches(dataset: lance.LanceDataset, stage: str) -> Finding:
     """Every column the stage owns is there with its type."""
     have = {f.name: str(f.type) for f in dataset.schema}
-    wrong = {c.name: have.get(c.name) for c in columns_of(stage) if have.get(c.name) != c.arrow_type}
+    columns = [c for c in columns_of(stage) if not c.optional or c.name in have]
+    wrong = {c.name: have.get(c.name) for c in columns if have.get(c.name) != c.arrow_type}
     return Finding(
         name="schema_matches",
         passed=not wrong,
-        description=f"wrong or missing: {wrong}" if wrong else f"{len(columns_of(stage))} columns as declared",
+        description=f"wrong or missing: {wrong}" if wrong else f"{len(columns)} columns as declared",
     )
 
 
@@ -74,24 +76,31 @@ def ids_unique(dataset: lance.LanceDataset) -> Finding:
 
 
 def no_nulls(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
-    """No row of the stage's input lacks a value of its columns; wide list columns are judged by their lengths."""
+    """No row of the stage's input lacks a value of its columns, but for rows with a reason; lists by their lengths."""
     import pyarrow as pa
 
     upto = Pin.parse(record.inputs[0]).version
-    narrow = [name for name in record.columns if not pa.types.is_nested(dataset.schema.field(name).type)]
+    reasons = [name for name in record.columns if name.endswith(ERROR_SUFFIX)]
+    values = [name for name in record.columns if name not in reasons]
+    narrow = [name for name in values if not pa.types.is_nested(dataset.schema.field(name).type)]
     missing = " OR ".join(f"{name} IS NULL" for name in narrow)
-    nulls = dataset.count_rows(f"_row_created_at_version <= {upto} AND ({missing})")
+    failed = "".join(f" AND {name} IS NULL" for name in reasons)
+    nulls = dataset.count_rows(f"_row_created_at_version <= {upto} AND ({missing}){failed}")
     return Finding(name="no_nulls", passed=nulls == 0, description=f"{nulls:,} rows lack {', '.join(narrow)}")
 
 
 def one_kept_per_class(dataset: lance.LanceDataset) -> Finding:
-    """No two kept rows have the same content hash."""
-    query = "SELECT count(*) AS kept, count(DISTINCT content_hash) AS classes FROM dataset WHERE NOT is_dup"
+    """Of all rows with the same content hash, exactly one is kept."""
+    query = (
+        "SELECT count(*) AS classes, count(*) FILTER (WHERE kept = 1) AS with_one FROM "
+        "(SELECT sum(CASE WHEN is_dup THEN 0 ELSE 1 END) AS kept FROM dataset WHERE content_hash IS NOT NULL "
+        "GROUP BY content_hash)"
+    )
     row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
     return Finding(
         name="one_kept_per_class",
-        passed=row["kept"] == row["classes"],
-        description=f"{row['kept']:,} kept rows in {row['classes']:,} classes",
+        passed=row["classes"] == row["with_one"],
+        description=f"{row['with_one']:,} of {row['classes']:,} classes have one kept row",
         details=row,
     )
 
@@ -110,6 +119,18 @@ def share_removed(dataset: lance.LanceDataset) -> Finding:
         passed=not over,
         description=f"largest share removed: {worst['share']:.1%} of {worst['source']} (limit {MAX_SHARE_REMOVED:.0%})",
         details={"sources_over_limit": [row["source"] for row in over]},
+    )
+
+
+def failed_share(record: LineageRecord) -> Finding:
+    """No more rows failed than the share that the stage was given."""
+    failed = sum(count for name, count in record.ledger.items() if name.startswith("failed:"))
+    share, limit = failed / max(1, record.ledger.get("in", 0)), record.details.get("max_failed_share", 0.0)
+    return Finding(
+        name="failed_share",
+        passed=not failed or share <= limit,
+        description=f"{failed:,} of {record.ledger.get('in', 0):,} rows failed: {share:.2%} (limit {limit:.2%})",
+        details={"first_failed": record.details.get("failed", [])},
     )
 
 

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError, WorkerError
-from pretrain_assets.table import tasks
 from pretrain_assets.table.engines import Session
 from pretrain_assets.table.spec import RowColumns, Worker
-from pretrain_assets.table.tasks import Job, Report, State, Task
+from pretrain_assets.table.tasks import Job, Range, Report, State, Task
 
 if TYPE_CHECKING:
     from pretrain_assets.table.columnfile import StagedFile
@@ -32,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 MAX_DEATHS = 5
 """Times that a task may be at work while a worker dies; all at work then count, since nobody knows the culprit."""
+WORKER_BYTES = 16 << 20
+"""Input that pays for starting a worker: two seconds of tokenizing."""
 POLL_SECONDS = 0.2
 """How often progress is collected from the workers."""
 
@@ -76,9 +77,9 @@ class LocalSession:
 
     def _num_workers(self, work: Sequence[Task], gpus: Sequence[str]) -> int:
         most = self._config.workers or len(gpus) or max(1, int(cores() / self._config.cpus_per_worker))
-        if self._config.workers is None and not gpus:  # a worker takes as long to start as half a range to tokenize
-            num_bytes = sum(task.num_bytes for task in work if isinstance(task, tasks.Range))
-            most = min(most, max(1, round(2 * num_bytes / tasks.RANGE_BYTES)))
+        if self._config.workers is None and not gpus:
+            num_bytes = sum(task.num_bytes for task in work if isinstance(task, Range))
+            most = min(most, num_bytes // WORKER_BYTES)
         return max(1, min(most, len(work)))
 
 
