@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from pretrain_assets.config import DedupConfig
+from pretrain_assets.config import DedupConfig, IngestConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import BusyError, ColumnError
+from pretrain_assets.ingest.append import ingest
 from pretrain_assets.table import fill, lease, tasks, verify
 from pretrain_assets.table.lease import Holder, holders
 from pretrain_assets.table.lineage import StageResult
@@ -323,7 +325,7 @@ def test_maintenance_goes_with_nobody_and_others_only_mind_their_own(place: Loca
     with lease.hold(place, "fill a"), lease.hold(place, "ingest"):
         assert {holder.name for holder in holders(place)} == {"fill a", "ingest"}
         for name in ("fill a", lease.MAINTENANCE):
-            with pytest.raises(BusyError, match="is in use: .*fill a"), lease.hold(place, name):
+            with pytest.raises(BusyError, match=r"is in use: .*fill a"), lease.hold(place, name):
                 pass
     assert holders(place) == []
     with (
@@ -372,3 +374,21 @@ def test_facts_that_the_filler_leans_on(location: Location) -> None:
     batch = fragment.scanner(columns=["id"], with_row_address=True, offset=9, limit=2).to_table()
     assert batch["id"].to_pylist() == [10, 11]
     assert lance.dataset(location.uri).get_fragments()[0].physical_rows == 300
+
+
+def test_the_column_of_the_readme(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    code = readme.split("```python\n# my_columns.py\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    location = ingested(tmp_path, ["one line", "two\nlines", "\n\n"])
+    result = names["fill_lines"](location)
+    assert (values(location, "n_lines"), result.record.tag) == ([1, 2, 3], "lines-v2")
+    assert not names["fill_lines"](location).changed
+
+
+def ingested(tmp_path: Path, texts: list[str]) -> Location:
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    location = Location(database_uri=str(tmp_path / "db"))
+    ingest(location, IngestConfig(sources=(str(tmp_path / "documents.jsonl"),)))
+    return location

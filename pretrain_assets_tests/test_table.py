@@ -190,6 +190,19 @@ def test_other_parameters_remake_every_row_in_one_version(location: Location) ->
     assert values(location, "input_ids", other.record.tag)[0] == [9246]
 
 
+def test_two_tokenizers_side_by_side(location: Location) -> None:
+    first = run_tokenize(location, tokenizer="gpt2")
+    config = TokenizeConfig(tokenizer="byte", beside="byte")
+    beside = tokenize(location, config, input_pin=newest(location))
+    assert (beside.record.tag, beside.record.columns) == ("tokenized_byte-v3", ("input_ids_byte", "n_tokens_byte"))
+    assert values(location, "input_ids") == [[9246], [9703], [9246], []]
+    assert values(location, "input_ids_byte") == byte_ids(*TEXTS)
+    append(location, ["new"])
+    assert tokenize(location, config, input_pin=newest(location)).record.rows == 1
+    assert values(location, "n_tokens") == [1, 1, 1, 0, None]
+    assert latest_record(open_dataset(location), "tokenized") == first.record
+
+
 def test_a_remake_for_an_older_input_leaves_no_old_value_under_the_new_name(location: Location) -> None:
     start = newest(location)
     append(location, ["dog"])

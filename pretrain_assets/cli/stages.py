@@ -60,19 +60,21 @@ def dedup(obj: dict[str, Any], engine: EngineConfig, json_output: bool) -> None:
 
 @click.command()
 @click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; gpt2]")
+@click.option("--beside", default="", metavar="WORD", help="Fill input_ids_WORD and n_tokens_WORD instead.")
 @click.option("--on-error", default="raise", show_default=True, help="raise, or null: leave the row out and count it.")
 @with_engine
 @as_json
 @click.pass_obj
 def tokenize(
-    obj: dict[str, Any], tokenizer: str | None, on_error: str, engine: EngineConfig, json_output: bool
+    obj: dict[str, Any], tokenizer: str | None, beside: str, on_error: str, engine: EngineConfig, json_output: bool
 ) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
     from pretrain_assets.config import TokenizeConfig, from_dict
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
-    config = from_dict(TokenizeConfig, {"tokenizer": tokenizer or project.tokenizer(), "on_error": on_error})
+    settings = {"tokenizer": tokenizer or project.tokenizer(), "beside": beside, "on_error": on_error}
+    config = from_dict(TokenizeConfig, settings)
     print_stage(run(location, config, input_pin=pin_of(location, "deduped"), engine=engine), json_output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +56,9 @@ class TokenizeConfig:
 
     tokenizer: str = "gpt2"
     """`gpt2` (bundled vocabulary), `byte`, or `hf:<name or local directory>`."""
+    beside: str = ""
+    """Empty: the columns `input_ids` and `n_tokens`, made anew when the tokenizer changes. A word, such as `byte`:
+    columns beside them, `input_ids_byte` and `n_tokens_byte`, of a stage `tokenized_byte`."""
     batch_bytes: int = 4 << 20
     """Bytes of text held per batch and worker. Does not change the result. 4 MiB: as fast as more, in less memory."""
     on_error: Literal["raise", "null"] = "raise"
@@ -65,6 +69,8 @@ class TokenizeConfig:
 
     def __post_init__(self) -> None:
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        word = not self.beside or re.fullmatch("[a-z][a-z0-9]*", self.beside) is not None
+        require(word, "beside", self.beside, "use lower-case letters and digits, beginning with a letter")
         require(self.on_error in ("raise", "null"), "on_error", self.on_error, "use raise or null")
         require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "use a number from 0 to 1")
 

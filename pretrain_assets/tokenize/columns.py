@@ -37,7 +37,7 @@ def tokenize(
 
     Args:
         location: The table.
-        config: Tokenizer and batch size. Another tokenizer recomputes every row in one new version.
+        config: Tokenizer and batch size. Another tokenizer recomputes every row in one new version, or goes `beside`.
         input_pin: Version of `deduped` to work from.
         run_id: Dagster run id for the lineage record.
         engine: Where texts are encoded; None: processes on this machine.
@@ -54,15 +54,17 @@ def _fill(identity: TokenizerIdentity, config: TokenizeConfig) -> Fill:
     import pyarrow as pa
 
     parameters = asdict(identity)
-    making: dict[str, Any] = {"stage": "tokenized", "code_version": CODE_VERSION, "parameters": parameters}
+    ending = f"_{config.beside}" if config.beside else ""
+    stage = f"tokenized{ending}"
+    making: dict[str, Any] = {"stage": stage, "code_version": CODE_VERSION, "parameters": parameters}
     return Fill(
-        stage="tokenized",
+        stage=stage,
         groups=(
             RowColumns(
                 outputs=pa.schema(
                     [
-                        computed_field("input_ids", pa.list_(pa.int32()), **making),
-                        computed_field("n_tokens", pa.int32(), **making),
+                        computed_field(f"input_ids{ending}", pa.list_(pa.int32()), **making),
+                        computed_field(f"n_tokens{ending}", pa.int32(), **making),
                     ]
                 ),
                 inputs=("text",),
@@ -74,7 +76,7 @@ def _fill(identity: TokenizerIdentity, config: TokenizeConfig) -> Fill:
         batch_bytes=config.batch_bytes,
         on_error=config.on_error,
         max_failed_share=config.max_failed_share,
-        summarize=_summarize,
+        summarize=partial(_summarize, f"n_tokens{ending}"),
     )
 
 
@@ -103,9 +105,9 @@ def encoding(name: str, identity: TokenizerIdentity, worker: Worker) -> BatchFun
     return token_columns
 
 
-def _summarize(read: ColumnReader) -> dict[str, int]:
+def _summarize(name: str, read: ColumnReader) -> dict[str, int]:
     import pyarrow.compute as pc
 
-    lengths = read("n_tokens")
+    lengths = read(name)
     empty = pc.sum(pc.equal(lengths, 0), min_count=0).as_py()
     return {"in": len(lengths), "tokenized": len(lengths) - lengths.null_count - empty, "empty": empty}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -61,6 +62,7 @@ class LocalSession:
         if num_workers == 1 and self._pool is None:
             return run_here(job, work, report, Worker(num_threads=self._threads(), device=_device(gpus)))
         if self._pool is None or self._pool.size < num_workers or self._pool.gpus != gpus:
+            _check_travels(job)
             self.close()
             self._pool = _Pool(num_workers, max(1, int(self._config.cpus_per_worker)), gpus)
         return self._pool.run(job, work, report)
@@ -87,6 +89,17 @@ def run_here(job: Job, work: Sequence[Task], report: Report, worker: Worker) -> 
     """Run tasks one after the other in the calling process."""
     state = State(worker)
     return [task.run(job, state, report) for task in work]
+
+
+def _check_travels(job: Job) -> None:
+    """Refuse a function that cannot be handed to another process, before any is started."""
+    try:
+        pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"the function of {', '.join(job.group.names)} cannot be handed to worker processes: {error}. Define it at "
+            "the top of a module (functools.partial of one is fine), or compute in this process: workers=1."
+        ) from error
 
 
 def cores() -> int:
@@ -140,7 +153,8 @@ class _Pool:
                 if deaths[index] >= MAX_DEATHS:
                     raise WorkerError(
                         f"worker processes died {MAX_DEATHS} times while at {work[index]}: most often for want of "
-                        "memory. Lower the batch size or the number of workers, and run again: finished work is kept."
+                        "memory: lower the batch size or the number of workers. (A script of your own must start the "
+                        'fill under `if __name__ == "__main__":`, since workers import it.) Finished work is kept.'
                     )
             if at_work:
                 _log.warning("a worker process died; its work goes to another (%d pieces at work then)", len(at_work))
