@@ -80,6 +80,7 @@ def _fill(location: Location, spec: Fill, input_pin: Pin, run_id: str | None, se
         if not plan.filled and not plan.remake:
             return _nothing_to_fill(plan, input_pin, run_id)
         record = _record(plan, input_pin, run_id, time.monotonic() - started)
+        _check_sizes(plan)
         try:
             committed = _commit(location, plan, record)
         except CommitConflictError as error:
@@ -90,6 +91,19 @@ def _fill(location: Location, spec: Fill, input_pin: Pin, run_id: str | None, se
         f"{spec.stage} lost {COMMIT_TRIES} commits in a row to other writers of {location.uri}. The computed column "
         "files are kept; run the same command again when the table is quiet."
     )
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Look at the staged files once more: a worker that outlived its killed driver could have written one again."""
+    fs, folder = filesystem(columnfile.data_path(plan.dataset.uri, ""))
+    fs.invalidate_cache()
+    sizes = {str(info["name"]).rsplit("/", 1)[-1]: info["size"] for info in fs.ls(folder.rstrip("/"), detail=True)}
+    for file in (file for work in plan.work for file in work.staged.values()):
+        if sizes.get(file.name) != file.num_bytes:
+            raise CommitError(
+                f"{file.name} was {file.num_bytes} bytes when staged and is {sizes.get(file.name)} now: a worker "
+                "of a killed run may have written it again. Nothing was committed; run the same command again."
+            )
 
 
 def _commit(location: Location, plan: Plan, record: LineageRecord) -> lance.LanceDataset:

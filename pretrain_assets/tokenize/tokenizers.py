@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,7 +54,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         TokenizerError: unknown or unreadable, or it has no end-of-text token.
     """
     if name == "gpt2":
-        return Gpt2Tokenizer()
+        return _gpt2()
     if name == "byte":
         return ByteTokenizer()
     if name.startswith("hf:") and name != "hf:":
@@ -115,6 +116,10 @@ class Gpt2Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; padding is left out."""
         return str(self._encoding.decode([i for i in ids if i <= self._encoding.max_token_value], errors="replace"))
+
+
+_gpt2 = cache(Gpt2Tokenizer)
+"""Loaded once per process: its files come with the package and do not change."""
 
 
 class ByteTokenizer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import threading
@@ -32,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 MAX_DEATHS = 5
 """Times that a task may be at work while a worker dies; all at work then count, since nobody knows the culprit."""
-WORKER_BYTES = 16 << 20
-"""Input that pays for starting a worker: two seconds of tokenizing."""
 POLL_SECONDS = 0.2
 """How often progress is collected from the workers."""
 
@@ -58,7 +57,7 @@ class LocalSession:
     def run(self, job: Job, work: Sequence[Task], report: Report) -> list[list[StagedFile]]:
         """All results, in the order of the tasks."""
         gpus = _gpu_slots(job)
-        num_workers = self._num_workers(work, gpus)
+        num_workers = self._num_workers(job, work, gpus)
         if num_workers == 1 and self._pool is None:
             return run_here(job, work, report, Worker(num_threads=self._threads(), device=_device(gpus)))
         if self._pool is None or self._pool.size < num_workers or self._pool.gpus != gpus:
@@ -77,11 +76,11 @@ class LocalSession:
         """Threads of a lone worker: all cores, unless one worker was asked for."""
         return cores() if self._config.workers is None else max(1, int(self._config.cpus_per_worker))
 
-    def _num_workers(self, work: Sequence[Task], gpus: Sequence[str]) -> int:
+    def _num_workers(self, job: Job, work: Sequence[Task], gpus: Sequence[str]) -> int:
         most = self._config.workers or len(gpus) or max(1, int(cores() / self._config.cpus_per_worker))
-        if self._config.workers is None and not gpus:
+        if self._config.workers is None and not gpus and isinstance(job.group, RowColumns):
             num_bytes = sum(task.num_bytes for task in work if isinstance(task, Range))
-            most = min(most, num_bytes // WORKER_BYTES)
+            most = min(most, num_bytes // job.group.worker_bytes)
         return max(1, min(most, len(work)))
 
 
@@ -226,6 +225,9 @@ def _begin(threads: int, gpus: Sequence[str], turns: Any, sent: Connection, stop
     global _state, _report
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the one who started us decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    multiprocessing.util.Finalize(
+        None, os._exit, (0,), exitpriority=0
+    )  # tearing modules down takes a third of a second
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if gpus:

@@ -1,0 +1,156 @@
+"""The benchmarks' own machinery: the JSON contract, rounds in processes, what the fault campaign would notice."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from benchmarks import corpus, faults_check, harness, scale_cases
+from benchmarks.harness import Case, Report
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets_tests.tables import append, make_table
+
+KEYS = ["name", "commit", "machine", "versions", "measurements", "ratios", "targets", "met"]
+MEBIBYTE = 1 << 20
+HERE = "pretrain_assets_tests.test_benchmarks"
+
+
+def hungry(mebibytes: int) -> Callable[[], Any]:
+    """A case that holds memory in its own process and as much in a worker."""
+
+    def work() -> int:
+        held = bytearray(mebibytes * MEBIBYTE)
+        code = f"import time; held = bytearray({mebibytes * MEBIBYTE}); time.sleep(0.6)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return len(held)
+
+    return work
+
+
+def broken() -> Callable[[], Any]:
+    return lambda: 1 // 0
+
+
+def quick(name: str) -> Callable[[], Any]:
+    time.sleep(0.2)  # preparation is not timed
+    return lambda: name
+
+
+def report() -> Report:
+    ratios = {"fast": 2.0, "slow": 0.5, "no target": 1.0}
+    return Report(name="sample", measurements={"rows": 3}, ratios=ratios, targets={"fast": 1.0, "slow": 1.0})
+
+
+def test_the_last_line_is_the_contract_and_a_missed_target_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    harness.finish(report(), harness.arguments("").parse_args(["--json"]))
+    printed = capsys.readouterr().out
+    document = json.loads(printed.splitlines()[-1])
+    assert list(document) == KEYS
+    assert document["met"] == {"fast": True, "slow": False}
+    assert "target >= 1: MISSED" in printed
+    assert document["versions"]["pylance"] == lance.__version__
+    assert socket.gethostname() not in json.dumps(document)
+    assert str(harness.ROOT) not in json.dumps(document)
+
+
+def test_a_result_is_saved_with_the_command_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sample", "--quick", "--save"])
+    harness.finish(report(), harness.arguments("").parse_args())
+    saved = json.loads((tmp_path / "sample-quick.json").read_text())
+    assert saved["command"] == "python -m benchmarks.sample --quick --save"
+    assert list(saved) == ["command", *KEYS]
+    assert "saved to sample-quick.json" in capsys.readouterr().out
+
+
+def test_memory_is_counted_over_a_process_and_its_workers() -> None:
+    found = harness.measure(f"{HERE}:hungry", {"mebibytes": 100})
+    assert found.answer == 100 * MEBIBYTE
+    assert found.processes == 2
+    assert found.seconds >= 0.6
+    assert 200 * MEBIBYTE <= found.peak_pss_bytes <= found.sum_of_peaks_bytes < 400 * MEBIBYTE
+
+
+def test_cases_are_run_in_turn_and_only_their_work_is_timed() -> None:
+    order: list[str] = []
+    cases = [Case(name=name, function=f"{HERE}:quick", arguments={"name": name}) for name in "ab"]
+    found = harness.interleaved(
+        cases, 2, before=lambda case: order.append(case.name) or {}, after=lambda case: order.append("after")
+    )
+    assert order == ["a", "after", "b", "after"] * 2
+    assert [one.answer for one in found["b"]] == ["b", "b"]
+    assert harness.medians(found["a"])["seconds"] < 0.2
+
+
+def test_a_failing_case_is_an_error_and_no_number() -> None:
+    with pytest.raises(RuntimeError, match=r"broken with \{\} failed with exit code 1"):
+        harness.measure(f"{HERE}:broken", {})
+
+
+def test_the_corpus_is_as_large_as_asked_different_and_the_same_every_time(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    texts = []
+    for attempt in ("one", "two"):
+        corpus.write_files(tmp_path / attempt, num_files=2, file_bytes=200_000)
+        texts.append(pq.read_table(tmp_path / attempt)["text"].to_pylist())
+    assert texts[0] == texts[1]
+    assert 400_000 <= sum(len(text.encode()) for text in texts[0]) < 600_000
+    assert len(set(texts[0])) == len(texts[0])
+    later = corpus.write_files(tmp_path / "later", num_files=1, file_bytes=200_000, first=2)
+    assert not set(pq.read_table(later[0])["text"].to_pylist()) & set(texts[0])
+
+
+def test_the_campaign_would_notice_lost_rows_changed_values_and_leftovers(tmp_path: Path) -> None:
+    location = make_table(tmp_path, [f"text {row}" for row in range(100)])
+    before, columns = faults_check.facts(open_dataset(location)), faults_check.digests(open_dataset(location))
+    assert (before.rows, before.sum_of_ids) == (100, 4950)
+    append(location, ["one more"])
+    assert faults_check.facts(open_dataset(location)).rows == 101
+    open_dataset(location).delete("id = 100")
+    assert faults_check.facts(open_dataset(location)) == before
+    assert faults_check.left_behind(location) == []
+    open_dataset(location).update({"score": "1.5"}, where="id = 99")
+    after = faults_check.facts(open_dataset(location))
+    assert (after.rows, after.sum_of_ids) == (100, 4950)
+    assert after.sampled != before.sampled  # the last row is always sampled
+    changed = {name for name, _ in faults_check.digests(open_dataset(location)).items() ^ columns.items()}
+    assert changed == {"score"}
+    staged = Path(location.uri) / "data" / "fill-0123456789abcdef.lance"
+    staged.write_bytes(b"x")
+    journal = Path(location.staging_uri) / "ingest" / "key.unit"
+    journal.parent.mkdir(parents=True)
+    journal.write_bytes(b"x")
+    assert faults_check.left_behind(location) == ["data/fill-0123456789abcdef.lance", "staging/ingest/key.unit"]
+
+
+def test_digests_do_not_see_the_layout(tmp_path: Path) -> None:
+    texts = [f"text {row}" for row in range(40)]
+    whole = make_table(tmp_path / "whole", texts)
+    parts = make_table(tmp_path / "parts", texts[:15])
+    append(parts, texts[15:])
+    assert len(open_dataset(parts).get_fragments()) == 2
+    assert faults_check.digests(open_dataset(parts)) == faults_check.digests(open_dataset(whole))
+
+
+def test_the_scale_table_has_the_answers_that_the_benchmark_expects(tmp_path: Path) -> None:
+    location = Location(database_uri=str(tmp_path))
+    scale_cases.build(location, rows=2_000, fragments=2, appends=2, rows_per_append=100)
+    assert scale_cases.list_all_versions(str(tmp_path))() == 7
+    assert scale_cases.token_sums(str(tmp_path))() == scale_cases.expected_tokens(2_000)
+    assert scale_cases.find_missing(str(tmp_path))() == [0, 0]
+    assert scale_cases.fill_again(str(tmp_path))() is False
+    scale_cases.append(location, 2_000, 100)
+    assert scale_cases.find_missing(str(tmp_path))() == [1, 1]
