@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pretrain_assets.config import IngestConfig
-from pretrain_assets.errors import CommitError, ConfigError, InputError, TableError
+from pretrain_assets.errors import BusyError, CommitError, ConfigError, InputError, TableError
 from pretrain_assets.ingest import append, commit, jsonl, parquet, synthetic, write
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.ingest.documents import Layout, Tally
@@ -280,7 +280,7 @@ def test_a_tag_that_was_not_written_is_restored(location: Location, tmp_path: Pa
 def test_two_ingests_at_once_cannot_give_out_the_same_ids(
     location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_exists: bool, module: Any, step: str
 ) -> None:
-    """Another ingest commits just before one step of this one."""
+    """Another ingest, one that the lease did not stop, commits just before one step of this one."""
     mine, theirs = (write_lines(tmp_path / f"{name}.jsonl", ROWS[:5]) for name in "ab")
     if table_exists:
         run(location, "synthetic:20")
@@ -288,7 +288,9 @@ def test_two_ingests_at_once_cannot_give_out_the_same_ids(
 
     def late(*arguments: Any) -> Any:
         monkeypatch.undo()
-        run(location, theirs)
+        with pytest.raises(BusyError, match="in use: ingest"):
+            run(location, theirs)
+        append._ingest(location, IngestConfig(sources=(theirs,)), None)
         return original(*arguments)
 
     monkeypatch.setattr(module, step, late)

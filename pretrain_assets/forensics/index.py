@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import IndexConfig
+from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
+from pretrain_assets.table.maintain import IndexUpkeep
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
 
@@ -34,21 +36,44 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
         config: Whether word positions are kept. A change builds the index anew.
         input_pin: Version whose rows must be found afterwards.
         run_id: Dagster run id for the lineage record.
+
+    Raises:
+        BusyError: another process builds the index, or maintains the table.
     """
+    with hold(location, "index"):
+        return _build(location, {"with_position": config.with_position, **TOKENIZER}, input_pin, run_id)
+
+
+def upkeep(location: Location, *, run_id: str | None = None) -> IndexUpkeep:
+    """How maintenance, which holds the table, extends the index: built as it was, for the rows there are."""
+
+    def extend(segments: int) -> None:
+        dataset = heal(location)
+        previous = latest_record(dataset, "indexed")
+        if previous is not None:
+            newest = Pin(table_id(dataset), dataset.version)
+            _build(location, previous.parameters, newest, run_id, merge=segments)
+
+    return IndexUpkeep(name=INDEX_NAME, extend=extend)
+
+
+def _build(
+    location: Location, parameters: dict[str, Any], input_pin: Pin, run_id: str | None, *, merge: int = 0
+) -> StageResult:
+    """As `build_index`; `merge` of the newest segments become one with what is new."""
     started = time.monotonic()
     dataset = heal(location)
-    parameters = {"with_position": config.with_position, **TOKENIZER}
     previous = latest_record(dataset, "indexed")
     covered, size_before = _coverage(dataset)
     same = covered > 0 and _built_with(dataset, parameters) and (not previous or previous.code_version == CODE_VERSION)
     rows = dataset.count_rows()
-    if previous is not None and same and covered == rows and previous.version >= input_pin.version:
+    if previous is not None and same and not merge and covered == rows and previous.version >= input_pin.version:
         _log.info("indexed: nothing new, still %s", previous.tag)
         return StageResult(record=previous, changed=False)
-    changed = not (same and covered == rows)
+    changed = bool(merge) or not (same and covered == rows)
     if changed:
         _log.info("indexed: %s of %s rows to index", f"{rows - covered if same else rows:,}", f"{rows:,}")
-        dataset = _extend(dataset) if same else _create(dataset, parameters)
+        dataset = _extend(dataset, merge) if same else _create(dataset, parameters)
     indexed, size = _coverage(dataset)
     record = LineageRecord(
         stage="indexed",
@@ -90,8 +115,8 @@ def _create(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> lance.La
     return dataset
 
 
-def _extend(dataset: lance.LanceDataset) -> lance.LanceDataset:
-    """Index only the new rows, as a delta beside the existing index."""
-    dataset.optimize.optimize_indices(num_indices_to_merge=0, index_names=[INDEX_NAME])
+def _extend(dataset: lance.LanceDataset, merge: int) -> lance.LanceDataset:
+    """Index only the new rows, as a segment beside those that exist, or as one with the newest of them."""
+    dataset.optimize.optimize_indices(num_indices_to_merge=merge, index_names=[INDEX_NAME])
     dataset.checkout_latest()
     return dataset

@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import IngestConfig
 from pretrain_assets.errors import InputError
@@ -23,9 +23,13 @@ from pretrain_assets.ingest.preflight import preflight
 from pretrain_assets.ingest.sources import SourceFile, list_files
 from pretrain_assets.ingest.write import Target, UnitWriter
 from pretrain_assets.progress import Progress
+from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, StageResult, digest
 from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import table_id, tag_version
+from pretrain_assets.table.versions import latest_record, table_id, tag_version
+
+if TYPE_CHECKING:
+    import lance
 
 CODE_VERSION = "1"
 """Raise it when the same files give other values."""
@@ -41,13 +45,22 @@ def ingest(location: Location, config: IngestConfig, *, run_id: str | None = Non
     Raises:
         InputError: a source, file or row that cannot be used, or a file that changed since it was ingested.
         ConfigError: an extra column that the table cannot take.
+        BusyError: another ingest is running, or maintenance.
         CommitError: another ingest committed meanwhile; run again.
     """
+    with hold(location, "ingest"):
+        return _ingest(location, config, run_id)
+
+
+def _ingest(location: Location, config: IngestConfig, run_id: str | None) -> StageResult:
     started = time.monotonic()
     base = find_base(location)
     files = _new_files(list_files(config), base.known)
-    if not files and base.record is not None:
+    if not files and base.record is not None and base.dataset is not None:
         Journal(location).clear()
+        adopted = _after_deletion(base.dataset, base, run_id)
+        if adopted is not None:
+            return StageResult(record=adopted, changed=False)
         _log.info("ingested: nothing new in %s; still at %s", ", ".join(config.sources), base.record.pin)
         return StageResult(record=base.record, changed=False)
     layout, total = preflight(files, config, base.dataset.schema if base.dataset else None)
@@ -63,6 +76,30 @@ def ingest(location: Location, config: IngestConfig, *, run_id: str | None = Non
     Journal(location).clear()
     _log.info("ingested: %s rows, version %d, tag %s", f"{record.rows:,}", record.version, record.tag)
     return StageResult(record=record, changed=True)
+
+
+def _after_deletion(dataset: lance.LanceDataset, base: Base, run_id: str | None) -> LineageRecord | None:
+    """Where rows were deleted since the last ingest, the stage moves on to the newest version: a tag, no commit.
+
+    So later stages look at what is left, and no stage needs a version that still has the deleted rows.
+    """
+    deleted = latest_record(dataset, "deleted")
+    if base.record is None or deleted is None or deleted.version <= base.record.version:
+        return None
+    record = replace(
+        base.record,
+        version=dataset.version,
+        run_id=run_id,
+        rows=0,
+        rows_total=dataset.count_rows(),
+        bytes_added=0,
+        ledger={"in": 0, "written": 0},
+        seconds=0.0,
+        details={"files": [], "next_id": base.next_id},
+    )
+    tag_version(dataset, record)
+    _log.info("ingested: nothing new, but rows were deleted (%s); moves on to %s", deleted.tag, record.tag)
+    return record
 
 
 def _new_files(files: Sequence[SourceFile], known: dict[str, tuple[str, int]]) -> list[SourceFile]:

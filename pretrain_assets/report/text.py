@@ -15,9 +15,12 @@ from tabulate import tabulate
 if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.forensics.lineage import Lineage
     from pretrain_assets.forensics.search import Hit
+    from pretrain_assets.table.delete import Deletion
     from pretrain_assets.table.diff import Diff
     from pretrain_assets.table.history import VersionInfo
     from pretrain_assets.table.lineage import LineageRecord
+    from pretrain_assets.table.maintain import MaintainReport
+    from pretrain_assets.table.retention import Kept
 
 
 def megabytes(num_bytes: int) -> str:
@@ -103,6 +106,76 @@ def hits_text(hits: Sequence[Hit]) -> str:
         lines.append(f"{place}. id {hit.id} ({hit.source}), score {hit.score:.1f}{seen}")
         lines.append(textwrap.indent(textwrap.fill(hit.preview, 100), "   "))
     return "\n".join(lines)
+
+
+def maintain_text(report: MaintainReport) -> str:
+    """What maintenance did, or would do; then every version kept, with the reasons."""
+    after = "known once it runs" if report.bytes_after is None else megabytes(report.bytes_after)
+    freed = f" ({_ranges(report.versions_freed)})" if report.versions_freed else ""
+    facts = [
+        ["bytes on storage", f"{megabytes(report.bytes_before)} -> {after}"],
+        ["fragments", f"{report.fragments_before:,} -> {report.fragments_after:,}"],
+        ["bytes rewritten", megabytes(report.bytes_rewritten)],
+        ["rows indexed", f"{report.rows_indexed:,}"],
+        ["index segments merged", f"{report.segments_merged:,}"],
+        ["versions freed", f"{len(report.versions_freed):,}{freed}"],
+        ["leftovers removed", f"{report.leftovers_removed:,} files, {megabytes(report.leftover_bytes)}"],
+        *(["waiting", reason] for reason in report.waiting),
+    ]
+    did = "plan, nothing was changed" if report.dry_run else f"newest version v{report.version}"
+    parts = [tabulate(facts, headers=["", did], disable_numparse=True), kept_text(report.versions_kept)]
+    if not report.changed:
+        parts.append("nothing to do")
+    return "\n\n".join(parts)
+
+
+def kept_text(kept: Sequence[Kept], tablefmt: str = "simple") -> str:
+    """One line per version that stays, with the reasons."""
+    rows = [[f"v{entry.version}", "; ".join(entry.reasons)] for entry in kept]
+    return tabulate(rows, headers=["kept", "because"], disable_numparse=True, tablefmt=tablefmt)
+
+
+def deletion_text(deletion: Deletion) -> str:
+    """What was deleted or would be, where the rows still are, and what to run next."""
+    record, request = deletion.record, deletion.request
+    lines = [
+        f"{record.tag}: {deletion.rows:,} rows deleted, {record.rows_total:,} stay"
+        if record
+        else f"{deletion.rows:,} rows match{'' if deletion.rows else '; nothing to do, no new version'}"
+    ]
+    if deletion.missing_ids:
+        lines.append(f"not in the table: id {', '.join(map(str, deletion.missing_ids))}")
+    if deletion.copies:
+        lines.append(
+            f"{deletion.copies:,} of them are copies of the rows asked for"
+            if request.with_duplicates
+            else f"{deletion.copies:,} other rows have the same text and stay; --with-duplicates deletes them too"
+        )
+    if deletion.rows and deletion.unhashed:
+        lines.append(f"{deletion.unhashed:,} rows were not compared with others yet, so there may be more copies")
+    if record and deletion.copies and not request.with_duplicates:
+        lines.append("they may all be marked as duplicates until the next `pretrain dedup` promotes one of them")
+    if deletion.still_in:
+        lines += ["", "older versions keep the rows until they are freed:", kept_text(deletion.still_in), ""]
+        tags = [r[4:] for kept in deletion.still_in for r in kept.reasons if r.startswith("tag ")]
+        lines += [f"  pretrain release {tag}" for tag in tags]
+        lines += [
+            "  pretrain maintain --purge    # rewrites fragments without the deleted rows",
+            "  pretrain ingest && pretrain dedup && pretrain tokenize && pretrain index    # move on to that version",
+            "  pretrain maintain --purge    # frees what nobody names any more",
+        ]
+    return "\n".join(lines)
+
+
+def _ranges(versions: Sequence[int]) -> str:
+    """Version numbers with runs of them folded: v1-v12, v14."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and version == runs[-1][-1] + 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(f"v{run[0]}-v{run[-1]}" if len(run) > 1 else f"v{run[0]}" for run in runs)
 
 
 def _ledger(record: LineageRecord) -> str:

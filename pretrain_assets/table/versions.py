@@ -36,9 +36,9 @@ VERBS = {
 """The `pretrain` verb that runs each stage, for messages."""
 
 HISTORY_TAG = "history"
-"""Its metadata holds the lineage records whose own tags were released, by those tags; it names some version that stays."""
+"""Its metadata holds the lineage records whose own tags were released, by tag; it names some version that stays."""
 
-_TAG = re.compile(r"^(?P<stage>[a-z_]+)-v(?P<version>\d+)$")
+_TAG = re.compile(r"^(?P<stage>[a-z][a-z0-9_]*)-v(?P<version>\d+)$")
 _log = logging.getLogger(__name__)
 
 
