@@ -30,7 +30,7 @@ from pretrain_assets.config import (
     TokenizeConfig,
 )
 from pretrain_assets.curate.dedup import dedup
-from pretrain_assets.errors import BusyError, CommitError, ConfigError, FilterError, TableError
+from pretrain_assets.errors import BusyError, CheckpointError, CommitError, ConfigError, FilterError, TableError
 from pretrain_assets.forensics import maintenance
 from pretrain_assets.forensics.index import build_index, upkeep
 from pretrain_assets.ingest.append import ingest
@@ -825,6 +825,30 @@ def test_an_opt_out_ends_with_the_bytes_gone(tmp_path: Path) -> None:
     assert stages()[0].record == moved[0].record and find_base(location).next_id == 3
     write_source(sources, "001", ["new"])
     assert [s.changed for s in stages()] == [True] * 3 and values(location, "id") == [0, 2, 3]
+
+
+def test_a_purge_builds_the_index_anew_without_the_words_of_deleted_rows(tmp_path: Path) -> None:
+    location = make_table(tmp_path, ["plain words", "xyzzysecret of somebody", "other"])
+    build_index(location, IndexConfig(), input_pin=newest(location))
+    purge = dataclasses.replace(NOW, max_deleted_share=0.0)
+    delete.delete(location, Request(ids=(1,)))
+    assert run(location, index=upkeep(location)).rows_indexed == 0, "without a purge the index stays as it is"
+    assert run(location, purge, index=upkeep(location)).rows_indexed == 2
+    record = latest_record(open_dataset(location), "indexed")
+    assert record is not None and record.details == {"anew": True} and record.ledger == {"in": 2, "indexed": 2}
+    moved = build_index(location, IndexConfig(), input_pin=newest(location))
+    assert (moved.changed, moved.pin) == (False, newest(location))
+    run(location, purge, index=upkeep(location))
+    files = [path for path in Path(location.uri).rglob("*") if path.is_file()]
+    assert not any(b"xyzzysecret" in path.read_bytes() for path in files)
+    assert not run(location, purge, index=upkeep(location)).changed
+
+
+def test_nothing_is_freed_while_a_run_cannot_be_read(location: Location, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    (tmp_path / "runs" / "broken" / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"broken/run.json cannot be read.*none is freed. Mend it, or remove"):
+        maintenance.maintain(location, str(tmp_path / "runs"), NOW)
 
 
 # --- the command, S3, Dagster ------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class MaintainConfig:
     rewritten only into something this many times larger: n nightly appends rewrite n log n bytes, never n squared."""
     max_deleted_share: float = 0.1
     """A fragment with a larger share of deleted rows is rewritten without them. 0 rewrites every fragment that has one:
-    only then are the bytes of deleted rows gone."""
+    only then are the bytes of deleted rows gone, and the index is built anew without their words."""
 
     def __post_init__(self) -> None:
         require(self.keep_last >= 1, "keep_last", self.keep_last, "use at least 1: downstream stages read the newest")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import IndexConfig
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
 from pretrain_assets.table.maintain import IndexUpkeep
-from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import heal, latest_record, records, table_id, tag_version
 
 if TYPE_CHECKING:
     import lance
@@ -47,25 +48,42 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
 def upkeep(location: Location, *, run_id: str | None = None) -> IndexUpkeep:
     """How maintenance, which holds the table, extends the index: built as it was, for the rows there are."""
 
-    def extend(segments: int) -> None:
+    def build(**how: Any) -> None:
         dataset = heal(location)
         previous = latest_record(dataset, "indexed")
         if previous is not None:
-            newest = Pin(table_id(dataset), dataset.version)
-            _build(location, previous.parameters, newest, run_id, merge=segments)
+            _build(location, previous.parameters, Pin(table_id(dataset), dataset.version), run_id, **how)
 
-    return IndexUpkeep(name=INDEX_NAME, extend=extend)
+    found = records(open_dataset(location))
+    built = max((r.version for r in found if r.stage == "indexed" and r.details.get("anew")), default=0)
+    has_deleted = any(r.stage == "deleted" and r.version > built for r in found)
+    return IndexUpkeep(
+        name=INDEX_NAME,
+        extend=lambda segments: build(merge=segments),
+        rebuild=partial(build, anew=True) if has_deleted and any(r.stage == "indexed" for r in found) else None,
+    )
 
 
 def _build(
-    location: Location, parameters: dict[str, Any], input_pin: Pin, run_id: str | None, *, merge: int = 0
+    location: Location,
+    parameters: dict[str, Any],
+    input_pin: Pin,
+    run_id: str | None,
+    *,
+    merge: int = 0,
+    anew: bool = False,
 ) -> StageResult:
-    """As `build_index`; `merge` of the newest segments become one with what is new."""
+    """As `build_index`; `merge` of the newest segments become one with what is new, or all is built `anew`."""
     started = time.monotonic()
     dataset = heal(location)
     previous = latest_record(dataset, "indexed")
     covered, size_before = _coverage(dataset)
-    same = covered > 0 and _built_with(dataset, parameters) and (not previous or previous.code_version == CODE_VERSION)
+    same = (
+        not anew
+        and covered > 0
+        and _built_with(dataset, parameters)
+        and (not previous or previous.code_version == CODE_VERSION)
+    )
     rows = dataset.count_rows()
     if previous is not None and same and not merge and covered == rows and previous.version >= input_pin.version:
         _log.info("indexed: nothing new, still %s", previous.tag)
@@ -89,6 +107,7 @@ def _build(
         bytes_added=max(0, size - size_before),
         ledger={"in": rows, "indexed": indexed},
         seconds=round(time.monotonic() - started, 3),
+        details={"anew": not same},
     )
     tag_version(dataset, record)
     _log.info("indexed: version %d, tag %s", record.version, record.tag)

@@ -30,7 +30,7 @@ def maintain(
         dry_run: Only say what would be done.
         run_id: Dagster run id for the lineage record.
     """
-    pinned = pinned_by_runs(runs_uri, table_id(open_dataset(location)))
+    pinned = pinned_by_runs(runs_uri, table_id(open_dataset(location)), strict=True)
     _log.info("training runs in %s name %d versions of the table", runs_uri, len(pinned))
     return table.maintain(
         location,

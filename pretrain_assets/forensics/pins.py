@@ -1,7 +1,7 @@
 """Which training runs were pinned to which version of a table.
 
-Invariant: a run that cannot be read is named in a warning, never left out silently. Only `run.json` and the passports
-are read, never a tensor, and torch is not needed.
+Invariant: a run that cannot be read is named, in a warning or an error, never left out silently. Only `run.json`
+and the passports are read, never a tensor, and torch is not needed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from pretrain_assets.errors import CheckpointError
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME, PASSPORT_NAME, RUN_NAME, read_file
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, is_remote, join
@@ -24,7 +25,7 @@ _MANY = 3
 _log = logging.getLogger(__name__)
 
 
-def pinned_by_runs(runs_uri: str, table_id: str) -> dict[int, list[str]]:
+def pinned_by_runs(runs_uri: str, table_id: str, *, strict: bool = False) -> dict[int, list[str]]:
     """Training runs by the version they were pinned to, in words such as `run demo-v3-1a2b (steps 100, 200)`.
 
     A run counts by its `run.json` and by the passport of each checkpoint, complete or not. Runs of other tables are
@@ -33,10 +34,14 @@ def pinned_by_runs(runs_uri: str, table_id: str) -> dict[int, list[str]]:
     Args:
         runs_uri: Folder of all runs, local or `s3://`.
         table_id: Identity of the table.
+        strict: Raise instead of warning.
+
+    Raises:
+        CheckpointError: a file cannot be read, and `strict`.
     """
     names = list(_files(runs_uri))
     with ThreadPoolExecutor(_READERS) as pool:
-        pins = list(pool.map(lambda name: _pin(join(runs_uri, name)), names))
+        pins = list(pool.map(lambda name: _pin(join(runs_uri, name), strict), names))
     found: dict[tuple[int, str], set[int]] = {}
     for name, pin in zip(names, pins, strict=True):
         match = _FILE.fullmatch(name)
@@ -60,12 +65,17 @@ def _files(runs_uri: str) -> Iterator[str]:
     yield from (entry[start:] for entry in fs.find(path, **options) if _FILE.fullmatch(entry[start:]))
 
 
-def _pin(uri: str) -> Pin | None:
+def _pin(uri: str, strict: bool) -> Pin | None:
     """The pin in a `run.json` or passport; None when the file is gone, or cannot be read."""
     try:
         data = read_file(uri)
         return Pin.parse(json.loads(data)["pin"]) if data is not None else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if strict:
+            raise CheckpointError(
+                f"{uri} cannot be read ({error}), so the version it pins is not known and none is freed. Mend it, or "
+                "remove that run's folder, and run this again."
+            ) from error
         _log.warning("%s cannot be read, so the version it pins is not known: %s", uri, error)
         return None
 

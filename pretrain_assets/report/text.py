@@ -161,7 +161,7 @@ def deletion_text(deletion: Deletion) -> str:
         lines += [f"  pretrain release {tag}" for tag in tags]
         lines += [
             "  pretrain maintain --purge    # rewrites fragments without the deleted rows",
-            "  pretrain ingest && pretrain dedup && pretrain tokenize && pretrain index    # move on to that version",
+            "  pretrain ingest SOURCE && pretrain dedup && pretrain tokenize && pretrain index    # move on to it",
             "  pretrain maintain --purge    # frees what nobody names any more",
         ]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.table.lineage import LineageRecord
-from pretrain_assets.table.versions import records
+from pretrain_assets.table.versions import HISTORY_TAG, records
 
 if TYPE_CHECKING:
     import lance
@@ -64,6 +64,8 @@ def list_versions(
         by_version.setdefault(record.version, []).append(record)
     tags: dict[int, list[str]] = {}
     for name, tag in dataset.tags.list().items():
+        if name == HISTORY_TAG:  # an archive of records, which holds nothing by itself
+            continue
         tags.setdefault(tag["version"], []).append(name)
     newest_index = max((v for v, made in by_version.items() if any(r.stage == "indexed" for r in made)), default=None)
     listed = []

@@ -41,6 +41,8 @@ class IndexUpkeep:
     extend: Callable[[int], object]
     """Index what is not indexed yet, together with so many of the newest segments (0: as a segment of its own), and
     record the version made."""
+    rebuild: Callable[[], object] | None = None
+    """Build it anew, without the words of deleted rows; None when it has none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,7 @@ class _Plan:
     files: list[StoredFile]
     rows_to_index: int
     segments: int
+    rebuild: bool
     groups: list[Group]
     retention: Retention
     leftovers: list[StoredFile]
@@ -173,6 +176,9 @@ def _plan(
             f"{len(young)} files of unfinished work, younger than {duration_text(config.keep_unfinished_seconds)}, stay"
         )
     rows, segments, neighbours = _index_work(dataset, index, config)
+    rebuild = config.max_deleted_share == 0 and index is not None and index.rebuild is not None
+    if rebuild:
+        rows, segments = dataset.count_rows(), 0
     groups = compaction.plan_groups(dataset, config, neighbours=neighbours)
     if groups and any(file.is_staged_column for file in young):
         waiting.append("compaction, for the unfinished fill: its staged columns fit the fragments as they are")
@@ -183,6 +189,7 @@ def _plan(
         files=files,
         rows_to_index=rows,
         segments=segments,
+        rebuild=rebuild,
         groups=groups,
         retention=plan_retention(dataset, config, pinned_by_runs=pinned_by_runs, keep_newest=not makes_version),
         leftovers=old,
@@ -212,7 +219,9 @@ def _rewrite(
     location: Location, config: MaintainConfig, plan: _Plan, index: IndexUpkeep | None, run_id: str | None
 ) -> tuple[lance.LanceDataset, int]:
     """Bring the index up to date and compact; the newest version afterwards, and the bytes of data files written."""
-    if index is not None and (plan.rows_to_index or plan.segments):
+    if index is not None and index.rebuild is not None and plan.rebuild:
+        index.rebuild()
+    elif index is not None and (plan.rows_to_index or plan.segments):
         index.extend(plan.segments)
     started, dataset = time.monotonic(), open_dataset(location)
     parts = compaction.rewrite(dataset, plan.groups)

@@ -67,7 +67,7 @@ class RowColumns(ColumnGroup):
     """Rows per call of the batch function at most; None: as many as fit the batch size in bytes. Set it for slow
     functions: work is saved between calls."""
     worker_bytes: int = 16 << 20
-    """Input that pays for starting a worker, a matter of two seconds; the default is a tokenizer's. Set it high for fast
+    """Input that pays for starting a worker, some two seconds; the default is a tokenizer's. Set it high for fast
     functions, low for slow ones."""
     num_gpus: float = 0.0
     """GPUs that each worker needs; a fraction shares one."""
