@@ -135,8 +135,8 @@ class Life:
 
     def _maintain(self, **settings: Any) -> None:
         from pretrain_assets.config import MaintainConfig
-        from pretrain_assets.table.maintain import maintain
         from pretrain_assets.table.storage import open_dataset
+        from pretrain_assets.table.upkeep.maintain import maintain
         from pretrain_assets.table.versions import records
 
         pinned = records(open_dataset(self.location), "deduped")[0].version  # as if a run had been trained on it
@@ -151,9 +151,11 @@ def main(workers: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
     from pretrain_assets.curate import dedup  # noqa: F401  import now what the steps use
     from pretrain_assets.ingest import append, journal  # noqa: F401
-    from pretrain_assets.table import delete, maintain, tasks  # noqa: F401
-    from pretrain_assets.table.engines import local  # noqa: F401
+    from pretrain_assets.table import delete  # noqa: F401
+    from pretrain_assets.table.filler import tasks
+    from pretrain_assets.table.filler.engines import local  # noqa: F401
     from pretrain_assets.table.storage import Location
+    from pretrain_assets.table.upkeep import maintain  # noqa: F401
     from pretrain_assets.tokenize import columns  # noqa: F401
 
     __import__("lance.file")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pretrain_assets.table.spec import BatchFunction, Fill, RowColumns
+    from pretrain_assets.table.filler.spec import BatchFunction, Fill, RowColumns
     from pretrain_assets.table.storage import Location
 
 COLUMNS = {"hash": ["content_hash"], "tokens": ["input_ids", "n_tokens"]}
@@ -21,8 +21,8 @@ APPEND_SECONDS = 60.0
 def ours(what: str, workers: int | None, range_bytes: int | None, database: str) -> Callable[[], Any]:
     """Our filler, from the call to the tagged version."""
     from pretrain_assets.config import EngineConfig
-    from pretrain_assets.table import tasks
-    from pretrain_assets.table.fill import fill
+    from pretrain_assets.table.filler import tasks
+    from pretrain_assets.table.filler.fill import fill
     from pretrain_assets.table.versions import find_record
 
     location = _location(database)
@@ -37,7 +37,7 @@ def ours(what: str, workers: int | None, range_bytes: int | None, database: str)
 
 def add_columns(what: str, threads: int, database: str) -> Callable[[], Any]:
     """Lance's `add_columns` with the same function, at its default batch size."""
-    from pretrain_assets.table.spec import Worker
+    from pretrain_assets.table.filler.spec import Worker
     from pretrain_assets.table.storage import open_dataset
 
     location, group = _location(database), _group(what)
@@ -56,9 +56,9 @@ def beside_append(who: str, database: str) -> Callable[[], Any]:
         Whether the first attempt committed, its error, and how many rows were computed until all had a value.
     """
     from pretrain_assets.config import EngineConfig
-    from pretrain_assets.table.fill import fill
+    from pretrain_assets.table.filler.fill import fill
+    from pretrain_assets.table.filler.spec import Worker
     from pretrain_assets.table.lineage import Pin
-    from pretrain_assets.table.spec import Worker
     from pretrain_assets.table.storage import open_dataset
     from pretrain_assets.table.versions import table_id
 
@@ -138,7 +138,7 @@ def _spec(what: str) -> Fill:
 
 
 def _group(what: str) -> RowColumns:
-    from pretrain_assets.table.spec import RowColumns
+    from pretrain_assets.table.filler.spec import RowColumns
 
     group = _spec(what).groups[0]
     assert isinstance(group, RowColumns)
@@ -162,7 +162,7 @@ def _udf(group: RowColumns, function: BatchFunction) -> Any:
 def _location(database: str) -> Location:
     import lance.file  # noqa: F401  imports are a second of their own, once per process: not part of the work
 
-    from pretrain_assets.table.engines import local  # noqa: F401
+    from pretrain_assets.table.filler.engines import local  # noqa: F401
     from pretrain_assets.table.storage import Location
 
     return Location(database_uri=database)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pretrain_assets.table.filler.spec import BatchFunction, Fill, Worker
     from pretrain_assets.table.lineage import Pin
-    from pretrain_assets.table.spec import BatchFunction, Fill, Worker
     from pretrain_assets.table.storage import Location
 
 SOURCES = 20
@@ -86,7 +86,7 @@ def token_sums(database: str) -> Callable[[], Any]:
 
 def find_missing(database: str) -> Callable[[], Any]:
     """Which fragments lack a stage's values: what every fill does first."""
-    from pretrain_assets.table.plan import make_plan
+    from pretrain_assets.table.filler.plan import make_plan
 
     location = _location(database)
 
@@ -114,8 +114,8 @@ def spec(stage: str) -> Fill:
     """A stage that computes one column from the ids."""
     import pyarrow as pa
 
+    from pretrain_assets.table.filler.spec import Fill, RowColumns
     from pretrain_assets.table.schema import computed_field
-    from pretrain_assets.table.spec import Fill, RowColumns
 
     name, arrow_type, make = {
         "deduped": ("is_dup", pa.bool_(), make_is_dup),
@@ -192,7 +192,7 @@ def _record(dataset: lance.LanceDataset, stage: str, rows: int) -> None:
 
 def _fill(location: Location, stage: str) -> Any:
     from pretrain_assets.config import EngineConfig
-    from pretrain_assets.table.fill import fill
+    from pretrain_assets.table.filler.fill import fill
 
     return fill(location, spec(stage), input_pin=_newest(location), engine=EngineConfig(workers=1))
 
@@ -209,7 +209,7 @@ def _newest(location: Location) -> Pin:
 def _location(database: str) -> Location:
     import lance  # noqa: F401  imports are a second of their own, once per process: not part of any answer
 
-    from pretrain_assets.table.engines import local  # noqa: F401
+    from pretrain_assets.table.filler.engines import local  # noqa: F401
     from pretrain_assets.table.storage import Location
 
     return Location(database_uri=database)

@@ -18,12 +18,12 @@ import pytest
 from pretrain_assets.config import DedupConfig, EngineConfig, TokenizeConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import ColumnError, ConfigError, WorkerError
-from pretrain_assets.table import engines, tasks
-from pretrain_assets.table.engines import local, on_ray
-from pretrain_assets.table.fill import fill
+from pretrain_assets.table.filler import engines, tasks
+from pretrain_assets.table.filler.engines import local, on_ray
+from pretrain_assets.table.filler.fill import fill
+from pretrain_assets.table.filler.spec import BatchFunction, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.schema import computed_field
-from pretrain_assets.table.spec import BatchFunction, Fill, RowColumns, Worker
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize.columns import tokenize
 from pretrain_assets_tests.tables import append, make_table, newest

@@ -19,11 +19,12 @@ from pretrain_assets.config import DedupConfig, IngestConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import BusyError, ColumnError
 from pretrain_assets.ingest.append import ingest
-from pretrain_assets.table import fill, lease, tasks, verify
+from pretrain_assets.table import lease, verify
+from pretrain_assets.table.filler import fill, tasks
+from pretrain_assets.table.filler.spec import BatchFunction, Fill, RowColumns, Worker
 from pretrain_assets.table.lease import Holder, holders
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.schema import computed_field
-from pretrain_assets.table.spec import BatchFunction, Fill, RowColumns, Worker
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets_tests.tables import append, make_table, newest, values
 

@@ -36,14 +36,15 @@ from pretrain_assets.forensics.index import build_index, upkeep
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.ingest.commit import find_base
 from pretrain_assets.report.text import deletion_text, maintain_text
-from pretrain_assets.table import compaction, delete, lease, leftovers, retention, versions
-from pretrain_assets.table import maintain as table_maintain
+from pretrain_assets.table import delete, lease, versions
 from pretrain_assets.table.delete import Request
 from pretrain_assets.table.lease import MAINTENANCE, hold
 from pretrain_assets.table.lineage import LineageRecord, StageResult
-from pretrain_assets.table.maintain import MaintainReport, maintain
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
 from pretrain_assets.table.tags import protect_run, release
+from pretrain_assets.table.upkeep import compaction, leftovers, retention
+from pretrain_assets.table.upkeep import maintain as table_maintain
+from pretrain_assets.table.upkeep.maintain import MaintainReport, maintain
 from pretrain_assets.table.versions import (
     HISTORY_TAG,
     heal,
@@ -517,7 +518,7 @@ def test_leftovers_go_once_they_are_old(location: Location) -> None:
 def test_an_unfinished_fill_keeps_its_work_and_compaction_waits(
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pretrain_assets.table import fill
+    from pretrain_assets.table.filler import fill
 
     for number in range(4):
         append(location, [f"x {number}"])
@@ -640,7 +641,7 @@ CHILD = """
 import sys, time
 from pretrain_assets.config import MaintainConfig
 from pretrain_assets.forensics.index import upkeep
-from pretrain_assets.table.maintain import maintain
+from pretrain_assets.table.upkeep.maintain import maintain
 from pretrain_assets.table.storage import Location
 location = Location(database_uri=sys.argv[1])
 print("ready", flush=True)

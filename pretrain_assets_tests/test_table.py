@@ -20,10 +20,11 @@ import pytest
 from pretrain_assets.config import DedupConfig, TokenizeConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import ColumnError, CommitError, TableError
-from pretrain_assets.table import columnfile, fill, storage
+from pretrain_assets.table import storage
+from pretrain_assets.table.filler import columnfile, fill
+from pretrain_assets.table.filler.spec import Fill, RowColumns
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
 from pretrain_assets.table.schema import computed_field
-from pretrain_assets.table.spec import Fill, RowColumns
 from pretrain_assets.table.storage import Location, absolute, is_remote, open_dataset, storage_options
 from pretrain_assets.table.versions import heal, latest_record, open_pin, record_of, records, table_id
 from pretrain_assets.tokenize import columns, load_tokenizer

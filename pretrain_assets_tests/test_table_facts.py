@@ -45,8 +45,8 @@ from lancedb.query import PhraseQuery
 
 from pretrain_assets.errors import TableError
 from pretrain_assets.loader.pack import take_rows
-from pretrain_assets.table import operations
-from pretrain_assets.table.columnfile import StagedFile, leaf_ids
+from pretrain_assets.table.filler import operations
+from pretrain_assets.table.filler.columnfile import StagedFile, leaf_ids
 from pretrain_assets.table.storage import storage_options
 
 INTEGERS = pa.list_(pa.int32())

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import DedupConfig, EngineConfig
-from pretrain_assets.table.fill import fill
+from pretrain_assets.table.filler.fill import fill
+from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, TableColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
 from pretrain_assets.table.schema import computed_field
-from pretrain_assets.table.spec import BatchFunction, ColumnReader, Fill, RowColumns, TableColumns, Worker
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pretrain_assets.config import IndexConfig
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
-from pretrain_assets.table.maintain import IndexUpkeep
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep.maintain import IndexUpkeep
 from pretrain_assets.table.versions import heal, latest_record, records, table_id, tag_version
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import logging
 from pretrain_assets.config import MaintainConfig
 from pretrain_assets.forensics.index import upkeep
 from pretrain_assets.forensics.pins import pinned_by_runs
-from pretrain_assets.table import maintain as table
-from pretrain_assets.table.maintain import MaintainReport
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep import maintain as table
+from pretrain_assets.table.upkeep.maintain import MaintainReport
 from pretrain_assets.table.versions import table_id
 
 _log = logging.getLogger(__name__)

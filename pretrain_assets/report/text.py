@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.table.diff import Diff
     from pretrain_assets.table.history import VersionInfo
     from pretrain_assets.table.lineage import LineageRecord
-    from pretrain_assets.table.maintain import MaintainReport
-    from pretrain_assets.table.retention import Kept
+    from pretrain_assets.table.upkeep.maintain import MaintainReport
+    from pretrain_assets.table.upkeep.retention import Kept
 
 
 def megabytes(num_bytes: int) -> str:

@@ -18,8 +18,8 @@ from pretrain_assets.errors import CommitError, ConfigError, TableError
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
 from pretrain_assets.table.predicate import check_predicate
-from pretrain_assets.table.retention import Kept, plan_retention
 from pretrain_assets.table.storage import Location, open_dataset, storage_options
+from pretrain_assets.table.upkeep.retention import Kept, plan_retention
 from pretrain_assets.table.versions import heal, table_id, tag_version
 
 if TYPE_CHECKING:

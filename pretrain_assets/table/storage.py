@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import lance
     import lancedb
 
-# Lance warns at every DataReplacement that the operation is young; table/columnfile.py checks what it commits.
+# Lance warns at every DataReplacement that the operation is young; table/filler/columnfile.py checks what it commits.
 os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
 
 STORAGE_ENV_NAMES = (

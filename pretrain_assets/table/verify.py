@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.table.filler.spec import ERROR_SUFFIX
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.schema import columns_of
-from pretrain_assets.table.spec import ERROR_SUFFIX
 
 if TYPE_CHECKING:
     import lance

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import EngineConfig, TokenizeConfig, TokenizerIdentity
 from pretrain_assets.errors import TokenizerError
-from pretrain_assets.table.fill import fill
+from pretrain_assets.table.filler.fill import fill
+from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
 from pretrain_assets.table.schema import computed_field
-from pretrain_assets.table.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
 from pretrain_assets.table.storage import Location
 from pretrain_assets.tokenize.tokenizers import load_tokenizer
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from pretrain_assets.config import EngineConfig
 
 if TYPE_CHECKING:
-    from pretrain_assets.table.columnfile import StagedFile
-    from pretrain_assets.table.tasks import Job, Report, Task
+    from pretrain_assets.table.filler.columnfile import StagedFile
+    from pretrain_assets.table.filler.tasks import Job, Report, Task
 
 
 class Session(Protocol):
@@ -35,13 +35,13 @@ def start(config: EngineConfig) -> AbstractContextManager[Session]:
         ConfigError: the engine's package is not installed.
     """
     if config.engine == "ray":
-        from pretrain_assets.table.engines import on_ray
+        from pretrain_assets.table.filler.engines import on_ray
 
         return on_ray.start(config)
     if config.engine == "geneva":
-        from pretrain_assets.table.engines import on_geneva
+        from pretrain_assets.table.filler.engines import on_geneva
 
         return on_geneva.start(config)
-    from pretrain_assets.table.engines import local
+    from pretrain_assets.table.filler.engines import local
 
     return local.start(config)

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError, WorkerError
-from pretrain_assets.table.engines import Session
-from pretrain_assets.table.engines.local import MAX_DEATHS, cores
-from pretrain_assets.table.spec import RowColumns, Worker
-from pretrain_assets.table.tasks import Job, Report, State, Task
+from pretrain_assets.table.filler.engines import Session
+from pretrain_assets.table.filler.engines.local import MAX_DEATHS, cores
+from pretrain_assets.table.filler.spec import RowColumns, Worker
+from pretrain_assets.table.filler.tasks import Job, Report, State, Task
 
 if TYPE_CHECKING:
-    from pretrain_assets.table.columnfile import StagedFile
+    from pretrain_assets.table.filler.columnfile import StagedFile
 
 _log = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ import pyarrow as pa
 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError, PretrainError, WorkerError
-from pretrain_assets.table import columnfile, rows
-from pretrain_assets.table.engines import Session, local, on_ray
-from pretrain_assets.table.spec import BatchFunction, RowColumns, Worker
+from pretrain_assets.table.filler import columnfile, rows
+from pretrain_assets.table.filler.engines import Session, local, on_ray
+from pretrain_assets.table.filler.spec import BatchFunction, RowColumns, Worker
+from pretrain_assets.table.filler.tasks import NAMED_COLUMNS, Job, Range, Report, State, Task
 from pretrain_assets.table.storage import filesystem, join, storage_options
-from pretrain_assets.table.tasks import NAMED_COLUMNS, Job, Range, Report, State, Task
 
 if TYPE_CHECKING:
     import lance
 
-    from pretrain_assets.table.columnfile import StagedFile
+    from pretrain_assets.table.filler.columnfile import StagedFile
 
 _log = logging.getLogger(__name__)
 

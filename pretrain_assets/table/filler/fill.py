@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import CommitError
-from pretrain_assets.table import columnfile, engines, operations
+from pretrain_assets.table.filler import columnfile, engines, operations
+from pretrain_assets.table.filler.plan import Plan, make_plan
+from pretrain_assets.table.filler.spec import Fill
+from pretrain_assets.table.filler.staging import reader, stage
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
-from pretrain_assets.table.plan import Plan, make_plan
-from pretrain_assets.table.spec import Fill
-from pretrain_assets.table.staging import reader, stage
 from pretrain_assets.table.storage import Location, filesystem, storage_options
 from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.table.columnfile import PREFIX
+from pretrain_assets.table.filler.columnfile import PREFIX
 from pretrain_assets.table.storage import Location, filesystem
 
 if TYPE_CHECKING:

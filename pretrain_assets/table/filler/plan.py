@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pretrain_assets.table import columnfile
-from pretrain_assets.table.columnfile import StagedFile
+from pretrain_assets.table.filler import columnfile
+from pretrain_assets.table.filler.columnfile import StagedFile
+from pretrain_assets.table.filler.spec import Fill, RowColumns, TableColumns
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import same_making
-from pretrain_assets.table.spec import Fill, RowColumns, TableColumns
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, open_pin
 

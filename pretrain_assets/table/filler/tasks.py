@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pretrain_assets.table import columnfile, rows
-from pretrain_assets.table.columnfile import ColumnWriter, StagedFile
-from pretrain_assets.table.spec import BatchFunction, ColumnGroup, RowColumns, Worker
+from pretrain_assets.table.filler import columnfile, rows
+from pretrain_assets.table.filler.columnfile import ColumnWriter, StagedFile
+from pretrain_assets.table.filler.spec import BatchFunction, ColumnGroup, RowColumns, Worker
 from pretrain_assets.table.storage import storage_options
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-    from pretrain_assets.table.columnfile import Offsets
+    from pretrain_assets.table.filler.columnfile import Offsets
 
 RANGE_BYTES = 8 << 20
 """Bytes of input files per range: about a second of tokenizing, so that the cores end together; a fragment of up to one

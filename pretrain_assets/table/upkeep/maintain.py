@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.table import compaction
-from pretrain_assets.table.compaction import Group
 from pretrain_assets.table.lease import MAINTENANCE, hold
-from pretrain_assets.table.leftovers import StoredFile, find_leftovers, listing, remove
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
-from pretrain_assets.table.retention import Kept, Retention, apply_retention, duration_text, plan_retention
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep import compaction
+from pretrain_assets.table.upkeep.compaction import Group
+from pretrain_assets.table.upkeep.leftovers import StoredFile, find_leftovers, listing, remove
+from pretrain_assets.table.upkeep.retention import Kept, Retention, apply_retention, duration_text, plan_retention
 from pretrain_assets.table.versions import heal, table_id, tag_version
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import MaintainConfig
 from pretrain_assets.errors import CommitError
-from pretrain_assets.table.columnfile import PREFIX, leaf_ids
+from pretrain_assets.table.filler.columnfile import PREFIX, leaf_ids
 from pretrain_assets.table.schema import STAGE_KEY
 from pretrain_assets.table.storage import filesystem, storage_options
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.progress import Progress
-from pretrain_assets.table import columnfile, tasks
-from pretrain_assets.table.columnfile import StagedFile
-from pretrain_assets.table.engines import Session
+from pretrain_assets.table.filler import columnfile, tasks
+from pretrain_assets.table.filler.columnfile import StagedFile
+from pretrain_assets.table.filler.engines import Session
+from pretrain_assets.table.filler.plan import GroupWork, Plan
+from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, TableColumns, Worker
+from pretrain_assets.table.filler.tasks import Job, Range, Report, State
 from pretrain_assets.table.lineage import digest
-from pretrain_assets.table.plan import GroupWork, Plan
-from pretrain_assets.table.spec import BatchFunction, ColumnReader, TableColumns, Worker
-from pretrain_assets.table.tasks import Job, Range, Report, State
 
 if TYPE_CHECKING:
     import lance

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.table.columnfile import FILE_VERSION, StagedFile, leaf_ids
+from pretrain_assets.table.filler.columnfile import FILE_VERSION, StagedFile, leaf_ids
 
 if TYPE_CHECKING:
     import lance

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pretrain_assets.errors import ColumnError
-from pretrain_assets.table.spec import BatchFunction
+from pretrain_assets.table.filler.spec import BatchFunction
 
 if TYPE_CHECKING:
     import pyarrow as pa

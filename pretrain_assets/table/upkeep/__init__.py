@@ -1,0 +1,1 @@
+"""The table looked after: `maintain` plans and reports; `compaction`, `retention` and `leftovers` each do one thing."""
