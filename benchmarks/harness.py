@@ -117,6 +117,7 @@ def finish(report: Report, options: argparse.Namespace) -> None:
     if options.save:
         command = " ".join(["python", "-m", f"benchmarks.{report.name}", *sys.argv[1:]])
         path = RESULTS / f"{report.name}{'-quick' if options.quick else ''}.json"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"command": command, **document}, indent=2) + "\n")
         print(f"saved to {path.relative_to(ROOT)}", flush=True)
     if options.json:

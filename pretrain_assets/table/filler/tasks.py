@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -263,10 +264,19 @@ def _batches(
         io_buffer_size=4 * job.batch_bytes,
     )
     most = (job.group.batch_rows if isinstance(job.group, RowColumns) else None) or stop - start
-    for batch in scanner.to_batches():
+    for batch in _ahead(scanner.to_batches()):
         offsets = columnfile.offsets_of(batch)
         for at in range(0, batch.num_rows, most):
             yield batch.select(inputs).slice(at, most), offsets[at : at + most]
+
+
+def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, with the next one read while the last is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = pool.submit(next, batches, None)
+            yield batch
 
 
 def _describe(fragment: lance.LanceFragment, offset: int) -> str:

@@ -6,6 +6,8 @@ with the process that started them, however it ends.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -85,9 +87,17 @@ class LocalSession:
 
 
 def run_here(job: Job, work: Sequence[Task], report: Report, worker: Worker) -> list[list[StagedFile]]:
-    """Run tasks one after the other in the calling process."""
+    """Run tasks one after the other in the calling process, neighbouring ranges as one: nobody shares them."""
     state = State(worker)
-    return [task.run(job, state, report) for task in work]
+    results: list[list[StagedFile]] = []
+    for _, same in itertools.groupby(work, key=lambda task: task.fragment_id if isinstance(task, Range) else id(task)):
+        first, *rest = same
+        if isinstance(first, Range) and rest:
+            last = rest[-1]
+            assert isinstance(last, Range)
+            first = dataclasses.replace(first, stop=last.stop, num_bytes=first.num_bytes * (1 + len(rest)))
+        results += [first.run(job, state, report), *([] for _ in rest)]
+    return results
 
 
 def _check_travels(job: Job) -> None:
