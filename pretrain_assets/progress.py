@@ -31,10 +31,15 @@ class Progress:
         self.done += count
         self._bytes += num_bytes
         if self._bar is not None:
+            if self._bytes:
+                self._bar.set_postfix_str(f"{self._bytes / self._elapsed() / 1e6:.1f} MB/s", refresh=False)
             self._bar.update(count)
         elif time.monotonic() - self._shown >= self._interval:
             self._shown = time.monotonic()
             _log.info("%s", self.line())
+
+    def _elapsed(self) -> float:
+        return max(time.monotonic() - self._started, 1e-9)
 
     def skip(self, count: int) -> None:
         """Count units that an earlier run finished: done, and no part of the rate."""
@@ -43,7 +48,7 @@ class Progress:
 
     def line(self) -> str:
         """One line: done, rate, megabytes per second, time left."""
-        elapsed = max(time.monotonic() - self._started, 1e-9)
+        elapsed = self._elapsed()
         rate = (self.done - self.found) / elapsed
         parts = [f"{self.done:,}" + (f" of {self.total:,}" if self.total else "") + f" {self.unit}"]
         parts.append(f"{rate:,.0f} {self.unit}/s")
