@@ -27,7 +27,7 @@ from benchmarks.child import peak_rss_bytes
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("pretrain-assets", "pylance", "lancedb", "pyarrow", "numpy", "tiktoken", "xxhash", "ray", "geneva")
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS = 0.5
 LOAD_AT_START = os.getloadavg()
 """Of the whole machine: near 0 when nothing else was at work."""
 
@@ -217,8 +217,9 @@ class _Watch:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
             self.peaks[process.pid] = max(self.peaks.get(process.pid, 0), peak_rss_bytes(status))
-            return int(process.memory_full_info().pss)
-        except (psutil.Error, OSError):  # it ended meanwhile
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            return 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        except (psutil.Error, OSError, StopIteration):  # it ended meanwhile
             return 0
 
 

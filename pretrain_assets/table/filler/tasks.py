@@ -202,9 +202,9 @@ class Join:
         num_bytes = sum(part.num_bytes for part in self.parts)
         batch_rows = max(1, job.batch_bytes * num_rows // max(1, 2 * num_bytes))  # in memory about twice the size
         writer = ColumnWriter(job.uri, f"{self.stem}.lance", job.outputs)
-        for part in self.parts:
-            for batch in columnfile.read_batches(job.uri, part.name, batch_rows, job.outputs.names):
-                writer.append(batch)
+        parts = (columnfile.read_batches(job.uri, part.name, batch_rows, job.outputs.names) for part in self.parts)
+        for batch in _ahead(itertools.chain.from_iterable(parts)):
+            writer.append(batch)
         assert writer.num_rows == num_rows, f"{self.stem}: parts hold {num_rows} rows, joined {writer.num_rows}"
         return [writer.close(num_rows)]
 
