@@ -150,12 +150,11 @@ class TestEnginesGiveIdenticalColumns:
     def test_tokens(self, original: Location, tmp_path: Path, engine: EngineConfig) -> None:
         one, other = copy_of(original, tmp_path / "one"), copy_of(original, tmp_path / "other")
         before = newest(other).version
-        for location, config in ((one, ONE), (other, engine)):
+        for location, config in ((one, ONE if engine is TWO else TWO), (other, engine)):
             tokenize(location, TokenizeConfig(), input_pin=newest(location), engine=config)
         assert columns(other, "input_ids", "n_tokens").equals(columns(one, "input_ids", "n_tokens"))
         assert newest(other).version == before + 1
-        assert staged_files(other).keys() == staged_files(one).keys()
-        if engine is not GENEVA:  # its batches are others, and with them the pages of the files
+        if engine is RAY:  # the others have other batches, and with them other pages
             assert staged_files(other) == staged_files(one)
         assert not list(Path(other.staging_uri).glob("geneva-*"))
 
@@ -163,11 +162,11 @@ class TestEnginesGiveIdenticalColumns:
         one, other = copy_of(original, tmp_path / "one"), copy_of(original, tmp_path / "other")
         results = [
             dedup(location, DedupConfig(), input_pin=newest(location), engine=config)
-            for location, config in ((one, ONE), (other, engine))
+            for location, config in ((one, ONE if engine is TWO else TWO), (other, engine))
         ]
         assert columns(other, "content_hash", "is_dup").equals(columns(one, "content_hash", "is_dup"))
         assert results[0].record.ledger == results[1].record.ledger
-        if engine is not GENEVA:
+        if engine is RAY:
             assert staged_files(other) == staged_files(one)
 
 
