@@ -51,7 +51,10 @@ class Progress:
         elapsed = self._elapsed()
         rate = (self.done - self.found) / elapsed
         parts = [f"{self.done:,}" + (f" of {self.total:,}" if self.total else "") + f" {self.unit}"]
-        parts.append(f"{rate:,.0f} {self.unit}/s")
+        if self.found:
+            parts.append(f"{self.found:,} of them finished earlier")
+        if self.done > self.found:
+            parts.append(f"{rate:,.0f} {self.unit}/s")
         if self._bytes:
             parts.append(f"{self._bytes / elapsed / 1e6:.1f} MB/s")
         if self.total and rate > 0 and self.done < self.total:

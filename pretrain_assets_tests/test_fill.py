@@ -17,7 +17,7 @@ import pytest
 
 from pretrain_assets.config import DedupConfig, IngestConfig
 from pretrain_assets.curate.dedup import dedup
-from pretrain_assets.errors import BusyError, ColumnError
+from pretrain_assets.errors import BusyError, ColumnError, ConfigError
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.table import lease, verify
 from pretrain_assets.table.filler import fill, tasks
@@ -129,6 +129,36 @@ def test_a_stopped_fill_keeps_what_it_has_of_a_part(location: Location) -> None:
     assert (again.rows, values(location, "length")) == (220, LENGTHS)
 
 
+@pytest.mark.parametrize(("first", "second"), [(1 << 20, 2_000), (2_000, 1 << 20)], ids=["finer", "coarser"])
+def test_parts_of_other_cuts_are_taken_as_they_are(
+    location: Location, monkeypatch: pytest.MonkeyPatch, first: int, second: int
+) -> None:
+    """As after a kill, when the fill goes on with another number of workers."""
+    stopped, again = Lengths(), Lengths()
+    stopped.fails = lambda text: stopped.rows >= 80
+    with cut_small(monkeypatch, range_bytes=first, seconds=0.0), pytest.raises(ColumnError):
+        run(location, stopped)
+    with cut_small(monkeypatch, range_bytes=second):
+        run(location, again)
+    assert (again.rows, values(location, "length"), len(staged(location))) == (220, LENGTHS, 1)
+
+
+@pytest.mark.parametrize("undo", ["restore", "drop"])
+def test_a_committed_file_is_never_written_again(
+    location: Location, monkeypatch: pytest.MonkeyPatch, undo: str
+) -> None:
+    open_dataset(location).delete("id = 7")
+    first = run(location, Lengths())
+    if undo == "restore":
+        open_dataset(location, 1).restore()
+    else:
+        open_dataset(location).drop_columns(["length"])
+    with cut_small(monkeypatch):
+        run(location, Lengths(), batch_rows=None)
+    assert values(location, "length", first.record.tag) == [n for i, n in enumerate(LENGTHS) if i != 7]
+    open_dataset(location, first.record.tag).validate()
+
+
 def test_work_staged_before_a_delete_is_used_after_it(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, stage = Lengths(), fill.stage
 
@@ -212,6 +242,20 @@ def test_counting_failures_can_begin_later(location: Location) -> None:
     assert result.record.ledger == {"in": 2, "written": 1, "failed:ValueError": 1}
     assert values(location, "length") == [*LENGTHS, 19, None]
     assert (run(location, fails_at(301), on_error="null").changed, len(staged(location))) == (False, 2)
+
+
+@pytest.mark.parametrize("answer", [None, [[1, 2]], iter(())])
+def test_a_wrong_kind_of_answer_is_no_fault_of_a_row(location: Location, answer: Any) -> None:
+    lengths = Lengths()
+    lengths.compute = lambda batch: answer  # type: ignore[method-assign]
+    with pytest.raises(ColumnError, match="must return a list of Arrow arrays, not"):
+        run(location, lengths, on_error="null")
+
+
+def test_the_column_of_reasons_may_not_be_another(location: Location) -> None:
+    open_dataset(location).add_columns(pa.schema([pa.field("length_error", pa.int32())]))
+    with pytest.raises(ConfigError, match=r"wants length_error for the reasons.*another column of that name \(int32\)"):
+        run(location, Lengths())
 
 
 def test_an_error_of_the_machine_is_no_fault_of_a_row(location: Location) -> None:

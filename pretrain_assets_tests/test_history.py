@@ -137,7 +137,7 @@ def test_tags_runs_and_the_newest_index_pin_a_version(location: Location) -> Non
         ("tag indexed-v5", "full-text index"),
     ]
     lines = versions_text(listed).splitlines()[2:]
-    assert lines[0].split()[-3:] == ["MB", "-", "-"]
+    assert lines[0].split()[-3:] == ["kB", "-", "-"]
     assert "deduped-v2, release-1" in lines[1] and lines[1].endswith("tag, run demo-v2")
     assert lines[4].endswith("by hand        tag, full-text index")
 

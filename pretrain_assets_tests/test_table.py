@@ -184,9 +184,12 @@ def test_other_parameters_remake_every_row_in_one_version(location: Location) ->
     assert (other.changed, other.pin.version, other.record.rows) == (True, first.pin.version + 1, 5)
     assert values(location, "input_ids") == [[9246], [9703], [9246], [], [9703]]
     assert values(location, "input_ids", first.record.tag) == byte_ids(*TEXTS, "dog")
-    files = files_of(location)
+    files = {name: (Path(location.uri) / "data" / name).read_bytes() for name in files_of(location)}
     back = run_tokenize(location)
-    assert (back.changed, back.pin.version, files_of(location)) == (True, other.pin.version + 1, files)
+    assert (back.changed, back.pin.version, back.record.rows) == (True, other.pin.version + 1, 5)
+    after = {name: (Path(location.uri) / "data" / name).read_bytes() for name in files}
+    assert after == files, "a committed file is never written again, nor its name given again"
+    assert values(location, "input_ids", first.record.tag) == byte_ids(*TEXTS, "dog")
     assert values(location, "input_ids") == byte_ids(*TEXTS, "dog")
     assert values(location, "input_ids", other.record.tag)[0] == [9246]
 
@@ -395,6 +398,17 @@ def test_a_kill_between_commit_and_tag_is_healed(
     assert healed is not None and same_facts(healed, result.record)
     again = stage(location)
     assert (again.changed, again.pin) == (False, result.pin)
+
+
+def test_heal_finds_a_record_below_a_tagged_version(location: Location) -> None:
+    first = run_tokenize(location)
+    open_dataset(location).tags.delete(first.record.tag)
+    append(location, ["x"])
+    run_dedup(location)
+    open_dataset(location).tags.create("paper-v9", 1)
+    healed = record_of(heal(location), "tokenized", 2)
+    assert same_facts(healed, first.record)
+    assert [r.tag for r in records(open_dataset(location))] == ["tokenized-v2", "deduped-v4"]
 
 
 def test_heal_goes_back_past_versions_that_no_stage_made(location: Location) -> None:

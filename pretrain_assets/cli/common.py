@@ -52,11 +52,13 @@ def pin_of(location: Location, stage: str) -> Pin:
 
 def print_stage(result: StageResult, json_output: bool) -> None:
     """Print what a stage did."""
+    from pretrain_assets.report.text import megabytes
+
     record = result.record
     if json_output:
         click.echo(json.dumps({**asdict(record), "tag": record.tag, "changed": result.changed}, indent=2))
     elif result.changed:
         ledger = ", ".join(f"{name} {count:,}" for name, count in record.ledger.items())
-        click.echo(f"{record.tag}: {record.rows:,} rows, {record.bytes_added / 1e6:.2f} MB added ({ledger})")
+        click.echo(f"{record.tag}: {record.rows:,} rows, {megabytes(record.bytes_added)} added ({ledger})")
     else:
         click.echo(f"{record.tag}: nothing to do, no new version")

@@ -15,6 +15,7 @@ from pretrain_assets import project
 from pretrain_assets.cli.common import as_json, pin_of, print_stage, with_engine
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
+from pretrain_assets.table.storage import Location
 
 
 @click.command()
@@ -29,7 +30,9 @@ def demo(obj: dict[str, Any]) -> None:
 @click.command()
 @click.argument("sources", nargs=-1)
 @click.option("--extra-column", "extra_columns", multiple=True, help="Keep this column too; may be repeated.")
-@click.option("--on-bad-row", default="raise", show_default=True, help="raise, or skip and count.")
+@click.option(
+    "--on-bad-row", type=click.Choice(["raise", "skip"]), default="raise", show_default=True, help="skip: count it."
+)
 @click.option("--text-column", default="text", show_default=True, help="Column that holds the document.")
 @as_json
 @click.pass_obj
@@ -59,9 +62,11 @@ def dedup(obj: dict[str, Any], engine: EngineConfig, json_output: bool) -> None:
 
 
 @click.command()
-@click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; gpt2]")
+@click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; the column's, else gpt2]")
 @click.option("--beside", default="", metavar="WORD", help="Fill input_ids_WORD and n_tokens_WORD instead.")
-@click.option("--on-error", default="raise", show_default=True, help="raise, or null: leave the row out and count it.")
+@click.option(
+    "--on-error", type=click.Choice(["raise", "null"]), default="raise", show_default=True, help="null: count it."
+)
 @with_engine
 @as_json
 @click.pass_obj
@@ -73,9 +78,27 @@ def tokenize(
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
-    settings = {"tokenizer": tokenizer or project.tokenizer(), "beside": beside, "on_error": on_error}
+    settings = {"tokenizer": tokenizer or _tokenizer(location, beside), "beside": beside, "on_error": on_error}
     config = from_dict(TokenizeConfig, settings)
     print_stage(run(location, config, input_pin=pin_of(location, "deduped"), engine=engine), json_output)
+
+
+def _tokenizer(location: Location, beside: str) -> str:
+    """The one that the environment names, else the one that made the column: a forgotten option remakes nothing.
+
+    Raises:
+        ConfigError: the column's tokenizer cannot be loaded by its name alone.
+    """
+    from pretrain_assets.table.schema import tokenizer_identity
+    from pretrain_assets.table.storage import open_dataset
+
+    dataset, column = open_dataset(location), f"input_ids_{beside}" if beside else "input_ids"
+    if project.setting("TOKENIZER", "") or column not in dataset.schema.names:
+        return project.tokenizer()
+    name = tokenizer_identity(dataset, column).name
+    if name.startswith("hf:"):
+        raise ConfigError(f"{column} was made by {name}: give its place with --tokenizer hf:<name or directory>.")
+    return name
 
 
 @click.command()

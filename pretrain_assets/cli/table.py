@@ -55,7 +55,7 @@ def diff(obj: dict[str, Any], one: str, other: str, json_output: bool) -> None:
 
 def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """A time such as 0s, 90m, 12h or 7d, in seconds."""
-    match = re.fullmatch(r"(\d+)([smhd])", text) if text is not None else None
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text) if text is not None else None
     if text is not None and match is None:
         raise click.BadParameter(f"{text!r} is not a time such as 0s, 90m, 12h or 7d", param=parameter)
     return int(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]] if match else None
@@ -103,7 +103,7 @@ def maintain(
 
 
 @click.command()
-@click.option("--id", "ids", type=int, multiple=True, help="Row with this id; may be repeated.")
+@click.option("--id", "ids", type=click.IntRange(0, 2**63 - 1), multiple=True, help="This row; may be repeated.")
 @click.option("--where", help="Rows that satisfy this SQL predicate.")
 @click.option("--with-duplicates", is_flag=True, help="Rows with the same text, too.")
 @click.option("--dry-run", is_flag=True, help="Only print how many rows match.")

@@ -69,8 +69,8 @@ class TokenizeConfig:
 
     def __post_init__(self) -> None:
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
-        word = not self.beside or re.fullmatch("[a-z][a-z0-9]*", self.beside) is not None
-        require(word, "beside", self.beside, "use lower-case letters and digits, beginning with a letter")
+        word = not self.beside or (self.beside != "error" and re.fullmatch("[a-z][a-z0-9]*", self.beside) is not None)
+        require(word, "beside", self.beside, "use lower-case letters and digits, beginning with a letter; not `error`")
         require(self.on_error in ("raise", "null"), "on_error", self.on_error, "use raise or null")
         require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "use a number from 0 to 1")
 

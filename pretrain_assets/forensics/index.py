@@ -110,7 +110,7 @@ def _build(
         details={"anew": not same},
     )
     tag_version(dataset, record)
-    _log.info("indexed: version %d, tag %s", record.version, record.tag)
+    _log.info("indexed: %s %s", "version of tag" if changed else "nothing new, moves on to", record.tag)
     return StageResult(record=record, changed=changed)
 
 

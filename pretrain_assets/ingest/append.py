@@ -63,7 +63,7 @@ def _ingest(location: Location, config: IngestConfig, run_id: str | None) -> Sta
             return StageResult(record=adopted, changed=False)
         _log.info("ingested: nothing new in %s; still at %s", ", ".join(config.sources), base.record.pin)
         return StageResult(record=base.record, changed=False)
-    layout, total = preflight(files, config, base.dataset.schema if base.dataset else None)
+    layout, total = preflight(files, config, base.dataset.schema if base.dataset is not None else None)
     entries = _write(location, base, layout, files, total)
     record = _record(base, layout, entries, run_id)
     if record.rows == 0:
@@ -131,10 +131,11 @@ def _write(
     location: Location, base: Base, layout: Layout, files: Sequence[SourceFile], total: int | None
 ) -> list[Entry]:
     """Data files of all units, from the journal where an interrupted ingest finished them."""
-    identity = table_id(base.dataset) if base.dataset else uuid.uuid4().hex
+    identity = table_id(base.dataset) if base.dataset is not None else uuid.uuid4().hex
     target = Target(location=location, dataset=base.dataset, table_id=identity, first_id=base.next_id)
     parameters = {**_parameters(layout.config), "sources": None}
-    key = digest([identity if base.dataset else "new", base.next_id, CODE_VERSION, parameters, str(layout.schema)])
+    table = "new" if base.dataset is None else identity
+    key = digest([table, base.next_id, CODE_VERSION, parameters, str(layout.schema)])
     with Progress("ingest", total=total) as progress:
         return UnitWriter(target, layout, Journal(location), progress).write(files, key)
 
@@ -147,14 +148,14 @@ def _record(base: Base, layout: Layout, entries: Sequence[Entry], run_id: str | 
     return LineageRecord(
         stage=STAGE,
         table_id=entries[0].table_id,
-        version=base.dataset.version + 1 if base.dataset else 1,
+        version=base.dataset.version + 1 if base.dataset is not None else 1,
         inputs=layout.config.sources,
         columns=tuple(layout.schema.names),
         parameters=_parameters(layout.config),
         code_version=CODE_VERSION,
         run_id=run_id,
         rows=ledger["written"],
-        rows_total=(base.dataset.count_rows() if base.dataset else 0) + ledger["written"],
+        rows_total=(base.dataset.count_rows() if base.dataset is not None else 0) + ledger["written"],
         bytes_added=sum(size for entry in entries for _, size in entry.data_files),
         ledger=dict(ledger),
         seconds=0.0,

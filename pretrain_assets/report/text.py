@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
 
 def megabytes(num_bytes: int) -> str:
     """Bytes as MB (10^6), two decimals."""
-    return f"{num_bytes / 1e6:,.2f} MB"
+    return f"{num_bytes / 1e6:,.2f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"
 
 
 def stages_text(records: Sequence[LineageRecord]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -238,7 +239,7 @@ def _record(found: _Found, request: Request, run_id: str | None, seconds: float)
         inputs=(str(Pin(identity, found.dataset.version)),),
         columns=(),
         parameters={
-            "predicate": request.predicate if len(request.ids) <= LISTED_IDS else f"{len(request.ids)} ids",
+            "predicate": _redacted(request),
             "with_duplicates": request.with_duplicates,
         },
         code_version=CODE_VERSION,
@@ -250,6 +251,13 @@ def _record(found: _Found, request: Request, run_id: str | None, seconds: float)
         seconds=round(seconds, 3),
         details=details | ({"ids": found.ids.tolist()} if rows <= LISTED_IDS else {}),
     )
+
+
+def _redacted(request: Request) -> str:
+    """The predicate without what stands in quotes, which may be the very words that were to go."""
+    if len(request.ids) > LISTED_IDS:
+        return f"{len(request.ids)} ids" + (" and a predicate" if request.where else "")
+    return re.sub(r"'(?:[^']|'')*'", "'...'", request.predicate)
 
 
 def _deletion(found: _Found, request: Request, pinned_by_runs: Mapping[int, Sequence[str]]) -> Deletion:

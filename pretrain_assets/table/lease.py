@@ -163,7 +163,8 @@ def _living(folder: str, *, except_key: str | None) -> list[Holder]:
 def _look(fs: Any, path: str, now: datetime, *, remote: bool) -> Holder | None:
     """The holder behind a lease file, or None once it is dead or gone."""
     try:
-        holder = Holder(**json.loads(fs.cat_file(path)))
+        content = fs.cat_file(path)
+        holder = Holder(**json.loads(content)) if content else Holder(name="unknown", host="unknown", pid=0, since="?")
         if not remote:
             living = _is_locked(path)
         elif holder.host == _host() and not _is_running(holder.pid):

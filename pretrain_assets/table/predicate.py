@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import lance
 
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
-_VOLATILE = re.compile(r"\b(random|uuid|now|current_date|current_time|current_timestamp|today)\b\s*\(", re.IGNORECASE)
+_VOLATILE = re.compile(
+    r"\b(?:(random|rand|uuid|now|today)\b\s*\(|(current_date|current_time|current_timestamp)\b)", re.IGNORECASE
+)
 
 
 def check_predicate(dataset: lance.LanceDataset, predicate: str, *, setting: str) -> None:
@@ -54,4 +56,5 @@ def _shape(predicate: str) -> str | None:
     if depth:
         return "has unbalanced parentheses"
     volatile = _VOLATILE.search(bare)
-    return f"calls {volatile[1]}(), which gives another answer each time" if volatile else None
+    name = volatile and (volatile[1] or volatile[2])
+    return f"calls {name}(), which gives another answer each time" if name else None

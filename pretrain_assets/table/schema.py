@@ -106,15 +106,15 @@ def same_making(existing: pa.Field, wanted: pa.Field) -> bool:
     )
 
 
-def tokenizer_identity(dataset: lance.LanceDataset) -> TokenizerIdentity:
-    """The tokenizer that made `input_ids` at this version, from the column's own metadata.
+def tokenizer_identity(dataset: lance.LanceDataset, column: str = "input_ids") -> TokenizerIdentity:
+    """The tokenizer that made a token column at this version, from the column's own metadata.
 
     Raises:
         TableError: the version has no token column.
     """
-    if "input_ids" not in dataset.schema.names:
+    if column not in dataset.schema.names:
         raise TableError(
-            f"{dataset.uri} version {dataset.version} has no input_ids: materialize corpus/tokenized first."
+            f"{dataset.uri} version {dataset.version} has no {column}: materialize corpus/tokenized first."
         )
-    metadata = dataset.schema.field("input_ids").metadata or {}
+    metadata = dataset.schema.field(column).metadata or {}
     return from_dict(TokenizerIdentity, json.loads(metadata[PARAMETERS_KEY]))

@@ -135,9 +135,8 @@ def open_dataset(location: Location, version: int | str | None = None) -> lance.
         return lance.dataset(location.uri, version=version, storage_options=storage_options(location.uri))
     except (ValueError, OSError) as error:
         wanted = f"version {version}" if isinstance(version, int) else f"tag {version!r}"
-        raise TableError(
-            f"{location.uri} has no {wanted}: {_first_line(error)}. `pretrain versions` lists what is there."
-        ) from error
+        reason = "" if "not found" in str(error).lower() or "not exist" in str(error) else f": {_first_line(error)}"
+        raise TableError(f"{location.uri} has no {wanted}{reason}. `pretrain versions` lists what is there.") from error
 
 
 def open_lancedb(location: Location, version: int | None = None) -> lancedb.table.Table:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pretrain_assets.errors import TableError
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.versions import HISTORY_TAG, open_pin, stage_of
+from pretrain_assets.table.versions import HISTORY_TAG, open_pin, stage_tags
 
 RUN_PREFIX = "run."
 PINNED_PREFIX = "pinned."
@@ -49,7 +49,7 @@ def release(location: Location, tag: str, *, pinned_by_runs: Mapping[int, Sequen
     """
     dataset = open_dataset(location)
     tags = dataset.tags.list()
-    mine = sorted(name for name in tags if stage_of(name) is None and name != HISTORY_TAG)
+    mine = sorted(set(tags) - set(stage_tags(tags)) - {HISTORY_TAG})
     if tag not in tags:
         raise TableError(f"{location.uri} has no tag {tag!r}; it has: {', '.join(mine) or 'none to release'}")
     if tag not in mine:

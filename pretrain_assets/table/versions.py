@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
@@ -35,6 +35,8 @@ VERBS = {
 }
 """The `pretrain` verb that runs each stage, for messages."""
 
+HEALED_VERSIONS = 100
+"""So many of the newest versions are looked at for tags that were left unwritten: every commit of a stage looks."""
 HISTORY_TAG = "history"
 """Its metadata holds the lineage records whose own tags were released, by tag; it names some version that stays."""
 
@@ -91,23 +93,35 @@ def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:
     """Tag the record's version as `<stage>-v<N>` and store the record in the tag's metadata."""
     tags = dataset.tags.list()
     if record.tag not in tags:
-        dataset.tags.create(record.tag, record.version)
-    elif tags[record.tag]["version"] != record.version:
+        try:
+            dataset.tags.create(record.tag, record.version)
+        except (ValueError, OSError):  # another process restored it just now
+            tags = dataset.tags.list()
+            if record.tag not in tags:
+                raise
+    if record.tag in tags and tags[record.tag]["version"] != record.version:
         raise TableError(f"Tag {record.tag} already names version {tags[record.tag]['version']} of {dataset.uri}")
     dataset.tags.replace_metadata(record.tag, {RECORD_KEY: record.to_json()})
 
 
-def stage_of(tag: str) -> str | None:
-    """The stage that a tag of the form `<stage>-v<N>` belongs to; None for tags of people and of runs."""
-    match = _TAG.match(tag)
-    return match["stage"] if match else None
+def stage_tags(tags: Mapping[str, Any]) -> dict[str, str]:
+    """The tags that stages made, with their stages: `<stage>-v<N>` with a record, or of a stage known here.
+
+    Anything else, `paper-v1` for one, is the tag of a person or of a run.
+    """
+    matches = {name: _TAG.match(name) for name in tags}
+    return {
+        name: match["stage"]
+        for name, match in matches.items()
+        if match and (match["stage"] in STAGES or RECORD_KEY in (tags[name].get("metadata") or {}))
+    }
 
 
 def records(dataset: lance.LanceDataset, stage: str | None = None) -> list[LineageRecord]:
     """Lineage records (of one stage), oldest first; those of versions cleaned up since as well."""
     tags = dataset.tags.list()
     texts = {**_archived(tags), **_standing(tags)}
-    found = [LineageRecord.from_json(text) for name, text in texts.items() if stage in (None, stage_of(name))]
+    found = [record for record in map(LineageRecord.from_json, texts.values()) if stage in (None, record.stage)]
     flow = {name: position for position, name in enumerate(STAGES)}
     return sorted(found, key=lambda record: (record.version, flow.get(record.stage, len(flow))))
 
@@ -129,7 +143,7 @@ def release_tags(dataset: lance.LanceDataset, names: Sequence[str]) -> None:
 
 def _standing(tags: dict[str, Any]) -> dict[str, str]:
     """Records in the metadata of their own tags, by tag."""
-    texts = {name: (tag.get("metadata") or {}).get(RECORD_KEY) for name, tag in tags.items() if stage_of(name)}
+    texts = {name: (tags[name].get("metadata") or {}).get(RECORD_KEY) for name in stage_tags(tags)}
     return {name: text for name, text in texts.items() if text}
 
 
@@ -176,14 +190,14 @@ def find_record(location: Location, stage: str, tag: str | None = None) -> Linea
 def heal(location: Location) -> lance.LanceDataset:
     """Open the newest version, first restoring tags that a killed process left unwritten."""
     dataset = open_dataset(location)
-    everything = dataset.tags.list()
-    released = _archived(everything)
-    tags = {name: tag for name, tag in everything.items() if stage_of(name)}
-    bare = {tag["version"] for tag in tags.values() if RECORD_KEY not in (tag.get("metadata") or {})}
-    newest_tagged = max((tag["version"] for tag in tags.values()), default=0)
-    for version in sorted(bare | set(range(newest_tagged + 1, dataset.version + 1))):
+    tags = dataset.tags.list()
+    known = {**_archived(tags), **_standing(tags)}
+    # the version of a record with rows was made by that record's stage; others may have been adopted, or be nobody's
+    explained = {record.version for record in map(LineageRecord.from_json, known.values()) if record.rows}
+    first = max(1, dataset.version - HEALED_VERSIONS + 1)
+    for version in sorted(set(range(first, dataset.version + 1)) - explained):
         record = _record_in_transaction(dataset, version)
-        if record is not None and record.tag not in released:
+        if record is not None and record.tag not in known:
             _log.info("restoring tag %s, left unwritten by an interrupted run", record.tag)
             tag_version(dataset, record)
     return dataset

@@ -1,12 +1,14 @@
 """Column files: staged beside the table's data under deterministic names, checked, then handed to a commit.
 
 Invariant: a staged file holds one value per physical row of a fragment, or of consecutive rows of it (a part), NULL for
-deleted rows. Its name is a digest of the fragment's input files and of everything that makes the values, so equal work
-has an equal name, and a file found under that name is used as it is once its footer and its NULLs were checked.
+deleted rows. Its name is a digest of the fragment's input files, of everything that makes the values and of the stage's
+last version, so equal work has an equal name until it is committed, and a committed file's name is never given again. A
+file found under the name is used as it is once its footer and its NULLs were checked.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ READ_BATCH_ROWS = 262_144
 """Rows per batch when a narrow numeric column is read whole."""
 PREFIX = "fill-"
 """How the names of all staged files begin; maintenance knows them by it."""
+_PART = re.compile(rf"(?P<stem>{PREFIX}[0-9a-f]+)-(?P<start>\d{{9,}})\.lance")
 READ_BACK_FRAGMENTS = 64
 """Fragments of which a committed fill reads rows back: each file was already checked when it was staged."""
 
@@ -164,6 +167,37 @@ def _lacks_live_row(batches: Iterable[pa.RecordBatch], start: int, stop: int, li
             return True
         position += batch.num_rows
     return False
+
+
+def staged_parts(uri: str) -> dict[str, list[int]]:
+    """Offsets at which the parts begin that lie beside the table's data, by the stem of their names."""
+    fs, folder = filesystem(data_path(uri, ""))
+    fs.invalidate_cache()
+    found: dict[str, list[int]] = {}
+    for path in fs.ls(folder.rstrip("/"), detail=False):
+        match = _PART.fullmatch(str(path).rsplit("/", 1)[-1])
+        if match:
+            found.setdefault(match["stem"], []).append(int(match["start"]))
+    return found
+
+
+def part_name(stem: str, start: int) -> str:
+    """Name of the part that begins at this offset of the fragment."""
+    return f"{stem}-{start:09d}.lance"
+
+
+def part_rows(uri: str, stem: str, start: int) -> int:
+    """Rows that a part holds; 0 when it is torn."""
+    from lance.file import LanceFileReader
+
+    path = data_path(uri, part_name(stem, start))
+    fs, inside = filesystem(path)
+    try:
+        if not fs.size(inside):  # Lance's reader panics on an empty file
+            return 0
+        return int(LanceFileReader(path, storage_options=storage_options(uri)).metadata().num_rows)
+    except (OSError, ValueError):
+        return 0
 
 
 class ColumnWriter:

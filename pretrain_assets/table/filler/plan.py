@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.filler import columnfile
 from pretrain_assets.table.filler.columnfile import StagedFile
 from pretrain_assets.table.filler.spec import Fill, RowColumns, TableColumns
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import same_making
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.versions import latest_record, open_pin
+from pretrain_assets.table.versions import latest_record, open_pin, records
 
 if TYPE_CHECKING:
     import lance
@@ -56,6 +57,8 @@ class Plan:
     """Rows that the stage's last version had are gone, so values that depend on other rows may be outdated."""
     input_rows: int
     """Rows of the input version."""
+    last_version: int
+    """Version of the stage's last record, 0 before its first: staged files of another are never taken up again."""
     work: list[GroupWork]
     """Per column group, in order."""
     joined_parts: list[str] = field(default_factory=list)
@@ -97,6 +100,7 @@ def make_plan(location: Location, spec: Fill, input_pin: Pin) -> Plan:
         remake=remake,
         rows_deleted=not remake and _rows_deleted(dataset, spec),
         input_rows=pinned.count_rows(),
+        last_version=max((record.version for record in records(dataset, spec.stage)), default=0),
         work=[_group_work(dataset, wanted, group, spec, remake) for group in spec.groups],
     )
 
@@ -116,9 +120,16 @@ def _group_work(
     spec: Fill,
     remake: bool,
 ) -> GroupWork:
+    import pyarrow as pa
+
     outputs, error_name = group.outputs, None
     if isinstance(group, RowColumns) and (spec.on_error == "null" or group.error_name in dataset.schema.names):
         error_name = group.error_name
+        if error_name in dataset.schema.names and not pa.types.is_string(dataset.schema.field(error_name).type):
+            raise ConfigError(
+                f"{group.names[0]} wants {error_name} for the reasons of failed rows, and the table has another column "
+                f"of that name ({dataset.schema.field(error_name).type}): drop or rename that one."
+            )
         outputs = outputs.append(_reasons_field(outputs, error_name))
     judged = (group.names[-1], *([error_name] if error_name and spec.on_error == "null" else []))
     fragments = list(wanted) if remake else missing_fragments(dataset, wanted, group, judged)

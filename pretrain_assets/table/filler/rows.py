@@ -50,23 +50,25 @@ def call(
 
     def attempt(start: int, length: int) -> list[list[pa.Array]]:
         """Arrays of the rows from `start`, reasons last; in pieces."""
-        part = batch.slice(start, length)
         try:
-            arrays = _checked(function(part), wanted, length)
+            arrays = _checked(function(batch.slice(start, length)), wanted, length)
             return [[*arrays, pa.nulls(length, pa.string())]]
         except NOT_OF_A_ROW:
             raise
-        except Exception as error:
-            if length > 1:
-                half = length // 2
-                return attempt(start, half) + attempt(start + half, length - half)
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:REASON_CHARS]
-            if on_error == "raise":
-                raise ColumnError(
-                    f"{', '.join(f.name for f in wanted)} cannot be computed for {describe(start)}: {reason}. "
-                    "Mend or delete that row, or count such rows instead with on_error=null."
-                ) from error
-            return [[*(pa.nulls(1, f.type) for f in wanted), pa.array([reason])]]
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a Rust library
+                raise
+            failure = error
+        if length > 1:  # outside of the `except`, or the last error would drag all earlier ones along
+            return attempt(start, length // 2) + attempt(start + length // 2, length - length // 2)
+        words = f"{type(failure).__name__}: {failure}".splitlines()[0][:REASON_CHARS]
+        reason = words.encode("utf-8", "replace").decode()  # a lone surrogate is no text for Arrow
+        if on_error == "raise":
+            raise ColumnError(
+                f"{', '.join(f.name for f in wanted)} cannot be computed for {describe(start)}: {reason}. "
+                "Mend or delete that row, or count such rows instead with on_error=null (--on-error null)."
+            ) from failure
+        return [[*(pa.nulls(1, f.type) for f in wanted), pa.array([reason])]]
 
     pieces = attempt(0, batch.num_rows)
     columns = [pa.concat_arrays(column) if len(column) > 1 else column[0] for column in zip(*pieces, strict=True)]
@@ -75,6 +77,10 @@ def call(
 
 
 def _checked(arrays: Sequence[pa.Array], wanted: Sequence[pa.Field], num_rows: int) -> Sequence[pa.Array]:
+    import pyarrow as pa
+
+    if not isinstance(arrays, (list, tuple)) or not all(isinstance(array, pa.Array) for array in arrays):
+        raise ColumnError(f"the batch function must return a list of Arrow arrays, not {type(arrays).__name__}")
     if len(arrays) != len(wanted):
         raise ColumnError(f"the batch function returned {len(arrays)} arrays for {len(wanted)} columns")
     for array, expected in zip(arrays, wanted, strict=True):

@@ -42,9 +42,12 @@ def reader(plan: Plan, fragments: Sequence[lance.LanceFragment]) -> ColumnReader
 
 def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchFunction | None) -> None:
     key = _key(plan, work)
-    stems = columnfile.stems(
-        plan.dataset, work.fragments, work.group.inputs, key, whole_table=isinstance(work.group, TableColumns)
-    )
+    whole_table = isinstance(work.group, TableColumns)
+    stems = columnfile.stems(plan.dataset, work.fragments, work.group.inputs, key, whole_table=whole_table)
+    committed = {file.path.rsplit("-", 1)[0] for f in plan.dataset.get_fragments() for file in f.metadata.files}
+    committed |= {file.path.removesuffix(".lance") for f in plan.dataset.get_fragments() for file in f.metadata.files}
+    assert not committed.intersection(stems.values()), f"{plan.dataset.uri}: a committed file would be written again"
+    starts = columnfile.staged_parts(plan.dataset.uri)
     job = Job(
         key=digest(key),
         uri=plan.dataset.uri,
@@ -56,7 +59,12 @@ def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchF
         on_error=plan.spec.on_error,
         batch_bytes=plan.spec.batch_bytes,
     )
-    ranges = [r for f in work.fragments for r in tasks.cut(plan.dataset, f, work.group, stems[f.fragment_id])]
+    ranges = [
+        piece
+        for fragment in work.fragments
+        for stem in [stems[fragment.fragment_id]]
+        for piece in tasks.cut(plan.dataset, fragment, work.group, stem, starts.get(stem, []))
+    ]
     label = f"{plan.spec.stage}: {', '.join(work.group.names)}"
     with Progress(label, total=sum(f.count_rows() for f in work.fragments)) as progress:
 
@@ -81,6 +89,7 @@ def _key(plan: Plan, work: GroupWork) -> dict[str, Any]:
         "outputs": [f"{f.name}:{f.type}" for f in work.outputs],
         "inputs": list(work.group.inputs),
         "on_error": plan.spec.on_error,
+        "last_version": plan.last_version,
     }
 
 

@@ -117,6 +117,8 @@ class Range:
     """Physical offset after the last row."""
     num_bytes: int
     """Bytes of input, about."""
+    begun: bool = False
+    """Whether a part that begins here is there already."""
 
     def run(self, job: Job, state: State, report: Report) -> list[StagedFile]:
         """Its parts, in order."""
@@ -130,17 +132,13 @@ class Range:
             parts += self._compute(job, state, fragment, live, position, report)
         return parts
 
-    def part_name(self, start: int) -> str:
-        """Name of the part that begins at this offset."""
-        return f"{self.stem}-{start:09d}.lance"
-
     def finished_parts(self, job: Job, live: Offsets | None) -> Iterator[StagedFile]:
         """Its parts that an earlier run finished, up to the first that is missing."""
         position = self.start
         while position < self.stop:
             part = columnfile.finished(
                 job.uri,
-                self.part_name(position),
+                columnfile.part_name(self.stem, position),
                 job.outputs,
                 start=position,
                 stop=self.stop,
@@ -168,7 +166,10 @@ class Range:
                     describe=lambda at, offsets=offsets: _describe(fragment, int(offsets[at])),  # type: ignore[misc]
                 )
                 if writer is None:
-                    writer, opened = ColumnWriter(job.uri, self.part_name(began), job.outputs), time.monotonic()
+                    writer, opened = (
+                        ColumnWriter(job.uri, columnfile.part_name(self.stem, began), job.outputs),
+                        time.monotonic(),
+                    )
                 writer.write(arrays, offsets - began)
                 report(batch.num_rows, batch.nbytes, False)
                 if time.monotonic() - opened >= PART_SECONDS:
@@ -179,7 +180,7 @@ class Range:
                 writer.close(writer.num_rows)
             raise
         if began < self.stop:
-            writer = writer or ColumnWriter(job.uri, self.part_name(began), job.outputs)
+            writer = writer or ColumnWriter(job.uri, columnfile.part_name(self.stem, began), job.outputs)
             parts.append(writer.close(self.stop - began))
         return parts
 
@@ -209,17 +210,36 @@ class Join:
         return [writer.close(num_rows)]
 
 
-def cut(dataset: lance.LanceDataset, fragment: lance.LanceFragment, group: ColumnGroup, stem: str) -> list[Range]:
-    """Ranges of a fragment, equal in rows, each about `RANGE_BYTES` of the files that hold the inputs."""
+def cut(
+    dataset: lance.LanceDataset, fragment: lance.LanceFragment, group: ColumnGroup, stem: str, starts: Sequence[int]
+) -> list[Range]:
+    """Ranges of a fragment, equal in rows, each about `RANGE_BYTES` of the files that hold the inputs.
+
+    Parts that an earlier run left, with other workers perhaps, are ranges as they are: `starts` says where they begin.
+    """
     leaves = set(columnfile.leaf_ids(dataset.lance_schema, group.inputs))
     files = [file for file in fragment.metadata.files if leaves.intersection(file.fields)]
     num_bytes = sum(file.file_size_bytes or 0 for file in files)
     num_rows = fragment.physical_rows
     num_ranges = max(1, min(num_rows, round(num_bytes / RANGE_BYTES)))
-    edges = [num_rows * at // num_ranges for at in range(num_ranges + 1)]
+    edges = {num_rows * at // num_ranges for at in range(num_ranges + 1)}
+    begun, end = set(), 0
+    for start in sorted(starts):
+        rows_there = columnfile.part_rows(dataset.uri, stem, start)
+        if start >= end and 0 < rows_there <= num_rows - start:
+            end = start + rows_there
+            edges = {edge for edge in edges if not start < edge < end} | {start, end}
+            begun.add(start)
     return [
-        Range(fragment_id=fragment.fragment_id, stem=stem, start=start, stop=stop, num_bytes=num_bytes // num_ranges)
-        for start, stop in itertools.pairwise(edges)
+        Range(
+            fragment_id=fragment.fragment_id,
+            stem=stem,
+            start=start,
+            stop=stop,
+            num_bytes=num_bytes * (stop - start) // num_rows,
+            begun=start in begun,
+        )
+        for start, stop in itertools.pairwise(sorted(edges))
     ]
 
 

@@ -13,13 +13,14 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.table.versions import HISTORY_TAG, release_tags, stage_of
+from pretrain_assets.table.versions import HISTORY_TAG, release_tags, stage_tags
 
 if TYPE_CHECKING:
     import lance
 
-NOBODYS_INPUT = frozenset({"deleted", "maintained"})
-"""Stages whose versions no other stage reads: they stay for no reason of their own, only their records do."""
+INPUTS = frozenset({"ingested", "deduped", "tokenized", "indexed"})
+"""Stages whose newest versions others read. Of any other, such as a column of one's own, nobody opens an older version:
+its values are in the newest one too, and its records stay."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,9 +63,11 @@ def plan_retention(
         pinned_by_runs: Training runs by the version that they, or their checkpoints, name.
         keep_newest: False when a newer version is about to be made, which then is the newest.
     """
-    tags = _tags_by_version(dataset)
-    stages = _newest_of_stages(tags, config.keep_last)
-    index = max((v for v, names in tags.items() if any(stage_of(name) == "indexed" for name in names)), default=None)
+    everything = dataset.tags.list()
+    tags, stage_of = _tags_by_version(everything), stage_tags(everything)
+    stages = _newest_of_stages(tags, stage_of, config.keep_last)
+    indexed = (v for v, names in tags.items() if any(stage_of.get(name) == "indexed" for name in names))
+    index = max(indexed, default=None)
     oldest_young = datetime.now(timezone.utc) - timedelta(seconds=config.older_than_seconds)
     kept, freed, unprotected = [], [], []
     for entry in dataset.versions():
@@ -73,7 +76,7 @@ def plan_retention(
         reasons = ["newest version"] if keep_newest and version == dataset.version else []
         reasons += stages.get(version, [])
         reasons += runs
-        reasons += [f"tag {name}" for name in names if stage_of(name) is None]
+        reasons += [f"tag {name}" for name in names if name not in stage_of]
         reasons += ["full-text index"] if version == index else []
         if entry["timestamp"].astimezone(timezone.utc) > oldest_young:
             reasons.append(f"younger than {duration_text(config.older_than_seconds)}")
@@ -109,25 +112,26 @@ def duration_text(seconds: int) -> str:
     return f"{seconds}s"
 
 
-def _tags_by_version(dataset: lance.LanceDataset) -> dict[int, list[str]]:
+def _tags_by_version(tags: Mapping[str, Any]) -> dict[int, list[str]]:
     """Tags of the main branch by version, the archive of records aside."""
     found: dict[int, list[str]] = {}
-    tags: dict[str, Any] = dataset.tags.list()
     for name, tag in sorted(tags.items()):
         if name != HISTORY_TAG and tag.get("branch") is None:
             found.setdefault(tag["version"], []).append(name)
     return found
 
 
-def _newest_of_stages(tags: Mapping[int, Sequence[str]], keep_last: int) -> dict[int, list[str]]:
+def _newest_of_stages(
+    tags: Mapping[int, Sequence[str]], stage_of: Mapping[str, str], keep_last: int
+) -> dict[int, list[str]]:
     """Per version, the stages of which it is one of the newest."""
     by_stage: dict[str, list[int]] = {}
     for version, names in tags.items():
-        for stage in filter(None, map(stage_of, names)):
+        for stage in (stage_of[name] for name in names if name in stage_of):
             by_stage.setdefault(stage, []).append(version)
     found: dict[int, list[str]] = {}
     for stage, versions in by_stage.items():
-        if stage not in NOBODYS_INPUT:
+        if stage in INPUTS:
             for version in sorted(versions)[-keep_last:]:
                 last = f"among the last {keep_last} {stage}" if version != max(versions) else f"newest {stage}"
                 found.setdefault(version, []).append(last)

@@ -90,7 +90,11 @@ def run_here(job: Job, work: Sequence[Task], report: Report, worker: Worker) -> 
     """Run tasks one after the other in the calling process, neighbouring ranges as one: nobody shares them."""
     state = State(worker)
     results: list[list[StagedFile]] = []
-    for _, same in itertools.groupby(work, key=lambda task: task.fragment_id if isinstance(task, Range) else id(task)):
+
+    def run_of(task: Task) -> object:
+        return task.fragment_id if isinstance(task, Range) and not task.begun else id(task)
+
+    for _, same in itertools.groupby(work, key=run_of):
         first, *rest = same
         if isinstance(first, Range) and rest:
             last = rest[-1]
