@@ -132,14 +132,10 @@ def maintain(
         retention, num_bytes = plan.retention, None
         if not dry_run:
             dataset, rewritten = _rewrite(location, config, plan, index, run_id)
-            if dataset.version == plan.dataset.version:  # Lance found nothing to rewrite
-                retention = plan_retention(dataset, config, pinned_by_runs=pinned_by_runs)
+            retention = plan_retention(dataset, config, pinned_by_runs=pinned_by_runs)  # with the versions just made
             apply_retention(dataset, retention)
             remove(location, plan.leftovers)
             after, num_bytes = len(dataset.fragment_ids()), sum(file.num_bytes for file in listing(location.uri))
-    made = (
-        [Kept(version=dataset.version, reasons=("newest version",))] if dataset.version > plan.dataset.version else []
-    )
     return MaintainReport(
         dry_run=dry_run,
         version=dataset.version,
@@ -151,7 +147,7 @@ def maintain(
         rows_indexed=plan.rows_to_index,
         segments_merged=plan.segments,
         versions_freed=retention.freed,
-        versions_kept=(*retention.kept, *made),
+        versions_kept=retention.kept,
         leftovers_removed=len(plan.leftovers),
         leftover_bytes=sum(file.num_bytes for file in plan.leftovers),
         waiting=plan.waiting,
@@ -191,7 +187,13 @@ def _plan(
         segments=segments,
         rebuild=rebuild,
         groups=groups,
-        retention=plan_retention(dataset, config, pinned_by_runs=pinned_by_runs, keep_newest=not makes_version),
+        retention=plan_retention(
+            dataset,
+            config,
+            pinned_by_runs=pinned_by_runs,
+            keep_newest=not makes_version,
+            index_to_come=bool(rows or segments),
+        ),
         leftovers=old,
         waiting=tuple(waiting),
     )

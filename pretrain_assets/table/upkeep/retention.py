@@ -54,6 +54,7 @@ def plan_retention(
     *,
     pinned_by_runs: Mapping[int, Sequence[str]],
     keep_newest: bool = True,
+    index_to_come: bool = False,
 ) -> Retention:
     """Decide about every version; changes nothing.
 
@@ -62,12 +63,13 @@ def plan_retention(
         config: How many versions stay, and how young ones do.
         pinned_by_runs: Training runs by the version that they, or their checkpoints, name.
         keep_newest: False when a newer version is about to be made, which then is the newest.
+        index_to_come: A newer version of the index is about to be made.
     """
     everything = dataset.tags.list()
     tags, stage_of = _tags_by_version(everything), stage_tags(everything)
-    stages = _newest_of_stages(tags, stage_of, config.keep_last)
+    stages = _newest_of_stages(tags, stage_of, config.keep_last, index_to_come)
     indexed = (v for v, names in tags.items() if any(stage_of.get(name) == "indexed" for name in names))
-    index = max(indexed, default=None)
+    index = None if index_to_come else max(indexed, default=None)
     oldest_young = datetime.now(timezone.utc) - timedelta(seconds=config.older_than_seconds)
     kept, freed, unprotected = [], [], []
     for entry in dataset.versions():
@@ -122,7 +124,7 @@ def _tags_by_version(tags: Mapping[str, Any]) -> dict[int, list[str]]:
 
 
 def _newest_of_stages(
-    tags: Mapping[int, Sequence[str]], stage_of: Mapping[str, str], keep_last: int
+    tags: Mapping[int, Sequence[str]], stage_of: Mapping[str, str], keep_last: int, index_to_come: bool
 ) -> dict[int, list[str]]:
     """Per version, the stages of which it is one of the newest."""
     by_stage: dict[str, list[int]] = {}
@@ -132,7 +134,8 @@ def _newest_of_stages(
     found: dict[int, list[str]] = {}
     for stage, versions in by_stage.items():
         if stage in INPUTS:
-            for version in sorted(versions)[-keep_last:]:
+            number = keep_last - (index_to_come and stage == "indexed")
+            for version in sorted(versions)[-number:] if number else []:
                 last = f"among the last {keep_last} {stage}" if version != max(versions) else f"newest {stage}"
                 found.setdefault(version, []).append(last)
     return found
