@@ -21,7 +21,7 @@ from pretrain_assets.config import DedupConfig, TokenizeConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import ColumnError, CommitError, TableError
 from pretrain_assets.table import storage
-from pretrain_assets.table.filler import columnfile, fill
+from pretrain_assets.table.filler import columnread, fill
 from pretrain_assets.table.filler.spec import Fill, RowColumns
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
 from pretrain_assets.table.schema import computed_field
@@ -476,7 +476,7 @@ def test_a_commit_that_cannot_be_read_back_is_noticed(location: Location) -> Non
     run_tokenize(location)
     append(location, ["x"])
     with pytest.raises(AssertionError, match="column n_tokens of fragment 1 reads back empty at row 0"):
-        columnfile.read_back(open_dataset(location), [0, 1], ["n_tokens"])
+        columnread.read_back(open_dataset(location), [0, 1], ["n_tokens"])
 
 
 # --- pins, tags and what their errors say ------------------------------------------------------------------------

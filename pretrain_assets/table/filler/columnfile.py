@@ -32,8 +32,6 @@ READ_BATCH_ROWS = 262_144
 PREFIX = "fill-"
 """How the names of all staged files begin; maintenance knows them by it."""
 _PART = re.compile(rf"(?P<stem>{PREFIX}[0-9a-f]+)-(?P<start>\d{{9,}})\.lance")
-READ_BACK_FRAGMENTS = 64
-"""Fragments of which a committed fill reads rows back: each file was already checked when it was staged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,13 +167,20 @@ def _lacks_live_row(batches: Iterable[pa.RecordBatch], start: int, stop: int, li
     return False
 
 
-def staged_parts(uri: str) -> dict[str, list[int]]:
-    """Offsets at which the parts begin that lie beside the table's data, by the stem of their names."""
+def sizes(uri: str) -> dict[str, int]:
+    """Bytes of every file beside the table's data, by name."""
     fs, folder = filesystem(data_path(uri, ""))
     fs.invalidate_cache()
+    if not fs.exists(folder.rstrip("/")):  # a table that never had a row
+        return {}
+    return {str(info["name"]).rsplit("/", 1)[-1]: int(info["size"]) for info in fs.ls(folder.rstrip("/"), detail=True)}
+
+
+def staged_parts(uri: str) -> dict[str, list[int]]:
+    """Offsets at which the parts begin that lie beside the table's data, by the stem of their names."""
     found: dict[str, list[int]] = {}
-    for path in fs.ls(folder.rstrip("/"), detail=False):
-        match = _PART.fullmatch(str(path).rsplit("/", 1)[-1])
+    for name in sizes(uri):
+        match = _PART.fullmatch(name)
         if match:
             found.setdefault(match["stem"], []).append(int(match["start"]))
     return found
@@ -252,71 +257,3 @@ def read_batches(uri: str, name: str, batch_rows: int, columns: Sequence[str]) -
 
     reader = LanceFileReader(data_path(uri, name), storage_options=storage_options(uri), columns=list(columns))
     yield from reader.read_all(batch_size=batch_rows).to_batches()
-
-
-def read_column(
-    dataset: lance.LanceDataset,
-    fragments: Sequence[lance.LanceFragment],
-    column: pa.Field,
-    *,
-    staged: Mapping[int, StagedFile],
-    in_table: bool,
-) -> pa.ChunkedArray:
-    """All live values of one column in row order; NULL where it has not been computed.
-
-    Args:
-        dataset: The table.
-        fragments: Fragments to read, in order.
-        column: Name and type of the column.
-        staged: Files that hold the values of some fragments.
-        in_table: Read the other fragments from the table; otherwise their values are NULL.
-    """
-    import pyarrow as pa
-
-    chunks: list[pa.Array] = []
-    for fragment in fragments:
-        if fragment.fragment_id in staged:
-            chunks.extend(_read_staged(dataset.uri, fragment, column.name, staged[fragment.fragment_id]))
-        elif in_table:
-            scanner = fragment.scanner(columns=[column.name], batch_size=READ_BATCH_ROWS)
-            chunks.extend(batch.column(0) for batch in scanner.to_batches())
-        else:
-            chunks.append(pa.nulls(fragment.count_rows(), column.type))
-    return pa.chunked_array(chunks, column.type)
-
-
-def _read_staged(uri: str, fragment: lance.LanceFragment, name: str, file: StagedFile) -> Iterator[pa.Array]:
-    import numpy as np
-
-    live, position = live_offsets(fragment), 0
-    for batch in read_batches(uri, file.name, READ_BATCH_ROWS, [name]):
-        stop = position + batch.num_rows
-        if live is None:
-            yield batch.column(0)
-        else:
-            yield batch.column(0).take(live[np.searchsorted(live, position) : np.searchsorted(live, stop)] - position)
-        position = stop
-
-
-def read_back(dataset: lance.LanceDataset, fragment_ids: Sequence[int], judged: Sequence[str]) -> None:
-    """Read the first and last row of filled fragments; Lance itself does not check a committed column file.
-
-    Args:
-        dataset: The version just committed.
-        fragment_ids: Fragments that were filled; `READ_BACK_FRAGMENTS` of them are read.
-        judged: One of these must have a value.
-
-    Raises:
-        AssertionError: a value is NULL or cannot be read.
-    """
-    stride = max(1, len(fragment_ids) // READ_BACK_FRAGMENTS)
-    for fragment_id in fragment_ids[::stride]:
-        fragment = dataset.get_fragment(fragment_id)
-        rows = fragment.count_rows()
-        for offset in {0, rows - 1} if rows else set():
-            batch = fragment.to_table(columns=list(judged), offset=offset, limit=1)
-            if batch.num_rows != 1 or all(batch.column(name).null_count for name in judged):
-                raise AssertionError(
-                    f"{dataset.uri} version {dataset.version}: column {judged[0]} of fragment {fragment_id} reads back "
-                    f"empty at row {offset}"
-                )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import CommitError
-from pretrain_assets.table.filler import columnfile, engines, operations
+from pretrain_assets.table.filler import columnfile, columnread, engines, operations
 from pretrain_assets.table.filler.plan import Plan, make_plan
 from pretrain_assets.table.filler.spec import Fill
 from pretrain_assets.table.filler.staging import reader, stage
@@ -95,9 +95,7 @@ def _fill(location: Location, spec: Fill, input_pin: Pin, run_id: str | None, se
 
 def _check_sizes(plan: Plan) -> None:
     """Look at the staged files once more: a worker that outlived its killed driver could have written one again."""
-    fs, folder = filesystem(columnfile.data_path(plan.dataset.uri, ""))
-    fs.invalidate_cache()
-    sizes = {str(info["name"]).rsplit("/", 1)[-1]: info["size"] for info in fs.ls(folder.rstrip("/"), detail=True)}
+    sizes = columnfile.sizes(plan.dataset.uri)
     for file in (file for work in plan.work for file in work.staged.values()):
         if sizes.get(file.name) != file.num_bytes:
             raise CommitError(
@@ -126,7 +124,7 @@ def _commit(location: Location, plan: Plan, record: LineageRecord) -> lance.Lanc
 
 def _finish(committed: lance.LanceDataset, plan: Plan, record: LineageRecord, seconds: float) -> StageResult:
     for work in plan.work:
-        columnfile.read_back(committed, list(work.staged), work.judged)
+        columnread.read_back(committed, list(work.staged), work.judged)
     record = dataclasses.replace(
         record,
         version=committed.version,

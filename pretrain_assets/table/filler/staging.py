@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.progress import Progress
-from pretrain_assets.table.filler import columnfile, tasks
+from pretrain_assets.table.filler import columnfile, columnread, tasks
 from pretrain_assets.table.filler.columnfile import StagedFile
 from pretrain_assets.table.filler.engines import Session
 from pretrain_assets.table.filler.plan import GroupWork, Plan
@@ -35,7 +35,7 @@ def reader(plan: Plan, fragments: Sequence[lance.LanceFragment]) -> ColumnReader
     staged = {name: work.staged for work in plan.work for name in work.outputs.names}
     columns = {f.name: f for f in [*plan.dataset.schema, *plan.fields]}
     in_table = set(plan.dataset.schema.names) - ({f.name for f in plan.fields} if plan.remake else set())
-    return lambda name: columnfile.read_column(
+    return lambda name: columnread.read_column(
         plan.dataset, fragments, columns[name], staged=staged.get(name, {}), in_table=name in in_table
     )
 

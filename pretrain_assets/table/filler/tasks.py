@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from pretrain_assets.table.filler import columnfile, rows
+from pretrain_assets.table.filler import columnfile, inputs, rows
 from pretrain_assets.table.filler.columnfile import ColumnWriter, StagedFile
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnGroup, RowColumns, Worker
 from pretrain_assets.table.storage import storage_options
@@ -29,8 +28,6 @@ RANGE_BYTES = 8 << 20
 and a half of it is written once, a larger one as parts that are joined."""
 PART_SECONDS = 20.0
 """Seconds of work after which a range saves what it has."""
-NAMED_COLUMNS = ("doc_id", "source_file")
-"""Columns that help a person to find a row."""
 
 Report = Callable[[int, int, bool], None]
 """Takes rows and bytes of input done, and whether they were found finished."""
@@ -127,7 +124,7 @@ class Range:
         parts = list(self.finished_parts(job, live))
         position = self.start + sum(part.num_rows for part in parts)
         if position > self.start:
-            report(_count(live, self.start, position), 0, True)
+            report(inputs.count_live(live, self.start, position), 0, True)
         if position < self.stop:
             parts += self._compute(job, state, fragment, live, position, report)
         return parts
@@ -156,14 +153,14 @@ class Range:
         parts: list[StagedFile] = []
         writer, began, opened = None, start, time.monotonic()
         try:
-            for batch, offsets in _batches(job, fragment, live, start, self.stop):
+            for batch, offsets in inputs.batches(job, fragment, live, start, self.stop):
                 arrays = rows.call(
                     state.function(job),
                     batch,
                     job.outputs,
                     error_name=job.error_name,
                     on_error=job.on_error,
-                    describe=lambda at, offsets=offsets: _describe(fragment, int(offsets[at])),  # type: ignore[misc]
+                    describe=lambda at, offsets=offsets: inputs.describe(fragment, int(offsets[at])),  # type: ignore[misc]
                 )
                 if writer is None:
                     writer, opened = (
@@ -204,7 +201,7 @@ class Join:
         batch_rows = max(1, job.batch_bytes * num_rows // max(1, 2 * num_bytes))  # in memory about twice the size
         writer = ColumnWriter(job.uri, f"{self.stem}.lance", job.outputs)
         parts = (columnfile.read_batches(job.uri, part.name, batch_rows, job.outputs.names) for part in self.parts)
-        for batch in _ahead(itertools.chain.from_iterable(parts)):
+        for batch in inputs.ahead(itertools.chain.from_iterable(parts)):
             writer.append(batch)
         assert writer.num_rows == num_rows, f"{self.stem}: parts hold {num_rows} rows, joined {writer.num_rows}"
         return [writer.close(num_rows)]
@@ -259,49 +256,3 @@ def joined(
         else:
             joins.append(Join(fragment_id=fragment_id, stem=ordered[0][0].stem, parts=parts))
     return whole, joins
-
-
-def _count(live: Offsets | None, start: int, stop: int) -> int:
-    import numpy as np
-
-    return stop - start if live is None else int(np.searchsorted(live, stop) - np.searchsorted(live, start))
-
-
-def _batches(
-    job: Job, fragment: lance.LanceFragment, live: Offsets | None, start: int, stop: int
-) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
-    """Batches of live rows from physical offset `start` to `stop`, with their offsets in the fragment."""
-    before, count = _count(live, 0, start), _count(live, start, stop)
-    if not count:
-        return
-    inputs = list(job.group.inputs)
-    scanner = fragment.scanner(
-        columns=inputs,
-        with_row_address=True,
-        offset=before,
-        limit=count,
-        batch_size_bytes=job.batch_bytes,
-        io_buffer_size=4 * job.batch_bytes,
-    )
-    most = (job.group.batch_rows if isinstance(job.group, RowColumns) else None) or stop - start
-    for batch in _ahead(scanner.to_batches()):
-        offsets = columnfile.offsets_of(batch)
-        for at in range(0, batch.num_rows, most):
-            yield batch.select(inputs).slice(at, most), offsets[at : at + most]
-
-
-def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, with the next one read while the last is worked on."""
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = pool.submit(next, batches, None)
-            yield batch
-
-
-def _describe(fragment: lance.LanceFragment, offset: int) -> str:
-    """Words for one row: its id, and where it came from."""
-    live = columnfile.live_offsets(fragment)
-    names = ["id", *(name for name in NAMED_COLUMNS if name in fragment.schema.names)]
-    batch: Any = fragment.to_table(columns=names, offset=_count(live, 0, offset), limit=1)
-    return ", ".join(f"{name} {value!r}" for name, value in batch.to_pylist()[0].items())

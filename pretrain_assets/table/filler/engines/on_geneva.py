@@ -21,8 +21,9 @@ from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError, PretrainError, WorkerError
 from pretrain_assets.table.filler import columnfile, rows
 from pretrain_assets.table.filler.engines import Session, local, on_ray
+from pretrain_assets.table.filler.inputs import NAMED_COLUMNS
 from pretrain_assets.table.filler.spec import BatchFunction, RowColumns, Worker
-from pretrain_assets.table.filler.tasks import NAMED_COLUMNS, Job, Range, Report, State, Task
+from pretrain_assets.table.filler.tasks import Job, Range, Report, State, Task
 from pretrain_assets.table.storage import filesystem, join, storage_options
 
 if TYPE_CHECKING:
