@@ -253,7 +253,7 @@ class TestRayClusters:
             on_error="raise",
             batch_bytes=1 << 20,
         )
-        work = tasks.cut(open_dataset(original), open_dataset(original).get_fragments()[0], group, "fill-gpu")
+        work = tasks.cut(open_dataset(original), open_dataset(original).get_fragments()[0], group, "fill-gpu", [])
         with engines.start(RAY) as session, pytest.raises(ConfigError, match="1 GPUs per worker for x"):
             session.run(job, work, lambda *_: None)
 
