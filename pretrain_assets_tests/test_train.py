@@ -304,6 +304,7 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_equals_undisturbed(undist
     assert_close(losses(spec.run_dir), losses(undisturbed[0].run_dir))
 
 
+@pytest.mark.slow
 def test_killed_rank_then_the_same_command_again_is_bitwise_undisturbed(undisturbed, make_spec, tmp_path):
     spec = make_spec()
     assert drive(spec, "kill", 10, tmp_path) != 0  # after step 10; the newest checkpoint is step 8
