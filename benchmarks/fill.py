@@ -22,7 +22,7 @@ from benchmarks.faults_check import digests
 from benchmarks.fill_cases import COLUMNS
 from benchmarks.harness import Case
 
-FULL_BYTES = 192 << 20
+FULL_BYTES = 384 << 20
 QUICK_BYTES = 8 << 20
 NUM_FILES = 4
 QUICK_RANGE_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def main() -> None:
     """Measure, and print."""
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, help="rounds of each case (default 5; with --quick 1)")
-    parser.add_argument("--text-bytes", type=int, help="bytes of text (default 192 MiB; with --quick 8 MiB)")
+    parser.add_argument("--text-bytes", type=int, help="bytes of text (default 384 MiB; with --quick 8 MiB)")
     options = parser.parse_args()
     text_bytes = options.text_bytes or (QUICK_BYTES if options.quick else FULL_BYTES)
     rounds = options.rounds or (1 if options.quick else 5)
