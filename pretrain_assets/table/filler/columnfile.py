@@ -31,7 +31,7 @@ READ_BATCH_ROWS = 262_144
 """Rows per batch when a narrow numeric column is read whole."""
 PREFIX = "fill-"
 """How the names of all staged files begin; maintenance knows them by it."""
-_PART = re.compile(rf"(?P<stem>{PREFIX}[0-9a-f]+)-(?P<start>\d{{9,}})\.lance")
+_NAME = re.compile(rf"(?P<stem>{PREFIX}[0-9a-f]+)(?:-(?P<start>\d{{9,}}))?\.lance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,23 +129,19 @@ def finished(
         live: Offsets of the rows that are not deleted; None when all are there.
         judged: A live row must have a value in one of these columns.
     """
-    from lance.file import LanceFileReader
-
-    fs, path = filesystem(data_path(uri, name))
-    fs.invalidate_cache()
-    if not fs.exists(path) or not fs.size(path):  # Lance's reader panics on an empty file
+    metadata = _footer(uri, name)
+    if metadata is None:
         return None
-    options = storage_options(uri)
+    types = [(f.name, f.type) for f in metadata.schema]
+    rows = metadata.num_rows
+    if not 0 < rows <= stop - start or types != [(f.name, f.type) for f in outputs]:
+        return None
     try:
-        metadata = LanceFileReader(data_path(uri, name), storage_options=options).metadata()
-        types = [(f.name, f.type) for f in metadata.schema]
-        rows = metadata.num_rows
-        if not 0 < rows <= stop - start or types != [(f.name, f.type) for f in outputs]:
-            return None
         if _lacks_live_row(read_batches(uri, name, READ_BATCH_ROWS, judged), start, start + rows, live):
             return None
     except (OSError, ValueError):
         return None
+    fs, path = filesystem(data_path(uri, name))
     return StagedFile(name=name, num_rows=rows, num_bytes=int(fs.size(path)))
 
 
@@ -180,10 +176,16 @@ def staged_parts(uri: str) -> dict[str, list[int]]:
     """Offsets at which the parts begin that lie beside the table's data, by the stem of their names."""
     found: dict[str, list[int]] = {}
     for name in sizes(uri):
-        match = _PART.fullmatch(name)
-        if match:
+        match = _NAME.fullmatch(name)
+        if match and match["start"]:
             found.setdefault(match["stem"], []).append(int(match["start"]))
     return found
+
+
+def stem_of(name: str) -> str | None:
+    """The stem of a file's name; None when it is no file of the filler."""
+    match = _NAME.fullmatch(name)
+    return match["stem"] if match else None
 
 
 def part_name(stem: str, start: int) -> str:
@@ -193,16 +195,22 @@ def part_name(stem: str, start: int) -> str:
 
 def part_rows(uri: str, stem: str, start: int) -> int:
     """Rows that a part holds; 0 when it is torn."""
+    metadata = _footer(uri, part_name(stem, start))
+    return int(metadata.num_rows) if metadata else 0
+
+
+def _footer(uri: str, name: str) -> Any | None:
+    """What a staged file says of itself; None when it is absent or torn."""
     from lance.file import LanceFileReader
 
-    path = data_path(uri, part_name(stem, start))
-    fs, inside = filesystem(path)
+    fs, path = filesystem(data_path(uri, name))
+    fs.invalidate_cache()
+    if not fs.exists(path) or not fs.size(path):  # Lance's reader panics on an empty file
+        return None
     try:
-        if not fs.size(inside):  # Lance's reader panics on an empty file
-            return 0
-        return int(LanceFileReader(path, storage_options=storage_options(uri)).metadata().num_rows)
+        return LanceFileReader(data_path(uri, name), storage_options=storage_options(uri)).metadata()
     except (OSError, ValueError):
-        return 0
+        return None
 
 
 class ColumnWriter:

@@ -25,7 +25,7 @@ from pretrain_assets.table.filler.staging import reader, stage
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
 from pretrain_assets.table.storage import Location, filesystem, storage_options
-from pretrain_assets.table.versions import heal, latest_record, table_id, tag_version
+from pretrain_assets.table.versions import heal, table_id, tag_version
 
 if TYPE_CHECKING:
     import lance
@@ -187,7 +187,7 @@ def _failures(plan: Plan) -> tuple[dict[str, int], list[dict[str, object]]]:
 
 
 def _nothing_to_fill(plan: Plan, input_pin: Pin, run_id: str | None) -> StageResult:
-    previous = latest_record(plan.dataset, plan.spec.stage)
+    previous = plan.previous
     if previous is not None and previous.version >= input_pin.version:
         _log.info("%s: nothing new, still %s", previous.stage, previous.tag)
         return StageResult(record=previous, changed=False)

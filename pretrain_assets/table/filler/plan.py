@@ -13,10 +13,10 @@ from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.filler import columnfile
 from pretrain_assets.table.filler.columnfile import StagedFile
 from pretrain_assets.table.filler.spec import Fill, RowColumns, TableColumns
-from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.schema import same_making
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.versions import latest_record, open_pin, records
+from pretrain_assets.table.versions import latest_record, open_pin
 
 if TYPE_CHECKING:
     import lance
@@ -57,8 +57,8 @@ class Plan:
     """Rows that the stage's last version had are gone, so values that depend on other rows may be outdated."""
     input_rows: int
     """Rows of the input version."""
-    last_version: int
-    """Version of the stage's last record, 0 before its first: staged files of another are never taken up again."""
+    previous: LineageRecord | None
+    """The stage's last record; None before its first. Work staged before another is never taken up again."""
     work: list[GroupWork]
     """Per column group, in order."""
     joined_parts: list[str] = field(default_factory=list)
@@ -92,15 +92,16 @@ def make_plan(location: Location, spec: Fill, input_pin: Pin) -> Plan:
     values = [f for group in spec.groups for f in group.outputs]
     remake = not all(f.name in existing and same_making(existing[f.name], f) for f in values)
     pinned = open_pin(location, input_pin)
+    previous = latest_record(dataset, spec.stage)
     wanted = _fragments_of(dataset, pinned)
     return Plan(
         spec=spec,
         dataset=dataset,
         wanted=wanted,
         remake=remake,
-        rows_deleted=not remake and _rows_deleted(dataset, spec),
+        rows_deleted=not remake and _rows_deleted(dataset, spec, previous),
         input_rows=pinned.count_rows(),
-        last_version=max((record.version for record in records(dataset, spec.stage)), default=0),
+        previous=previous,
         work=[_group_work(dataset, wanted, group, spec, remake) for group in spec.groups],
     )
 
@@ -168,11 +169,8 @@ def missing_fragments(
     return missing
 
 
-def _rows_deleted(dataset: lance.LanceDataset, spec: Fill) -> bool:
-    if not any(isinstance(group, TableColumns) for group in spec.groups):
+def _rows_deleted(dataset: lance.LanceDataset, spec: Fill, previous: LineageRecord | None) -> bool:
+    if previous is None or not any(isinstance(group, TableColumns) for group in spec.groups):
         return False
-    last = latest_record(dataset, spec.stage)
-    if last is None:
-        return False
-    seen = last.details["planned"]  # the version that the values were made from; a delete may have raced the commit
+    seen = previous.details["planned"]  # the version that the values were made from; a delete may have raced the commit
     return bool(dataset.count_rows(f"_row_created_at_version <= {seen['version']}") < seen["rows"])

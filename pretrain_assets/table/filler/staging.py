@@ -44,8 +44,8 @@ def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchF
     key = _key(plan, work)
     whole_table = isinstance(work.group, TableColumns)
     stems = columnfile.stems(plan.dataset, work.fragments, work.group.inputs, key, whole_table=whole_table)
-    committed = {file.path.rsplit("-", 1)[0] for f in plan.dataset.get_fragments() for file in f.metadata.files}
-    committed |= {file.path.removesuffix(".lance") for f in plan.dataset.get_fragments() for file in f.metadata.files}
+    fragments = plan.dataset.get_fragments()
+    committed = {columnfile.stem_of(file.path) for fragment in fragments for file in fragment.metadata.files}
     assert not committed.intersection(stems.values()), f"{plan.dataset.uri}: a committed file would be written again"
     starts = columnfile.staged_parts(plan.dataset.uri)
     job = Job(
@@ -89,7 +89,7 @@ def _key(plan: Plan, work: GroupWork) -> dict[str, Any]:
         "outputs": [f"{f.name}:{f.type}" for f in work.outputs],
         "inputs": list(work.group.inputs),
         "on_error": plan.spec.on_error,
-        "last_version": plan.last_version,
+        "last_version": plan.previous.version if plan.previous else 0,
     }
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain_assets.config import MaintainConfig
 from pretrain_assets.errors import CommitError
 from pretrain_assets.table.filler.columnfile import PREFIX, leaf_ids
+from pretrain_assets.table.filler.spec import ERROR_SUFFIX
 from pretrain_assets.table.schema import STAGE_KEY
 from pretrain_assets.table.storage import filesystem, storage_options
 
@@ -201,7 +202,7 @@ def _computed_columns(dataset: lance.LanceDataset) -> Callable[[lance.LanceFragm
     import pyarrow as pa
 
     computed = {f.name: f for f in dataset.schema if STAGE_KEY in (f.metadata or {})}
-    reasons = {name for name in computed if name.endswith("_error") and name.removesuffix("_error") in computed}
+    reasons = {name for name in computed if name.endswith(ERROR_SUFFIX) and name.removesuffix(ERROR_SUFFIX) in computed}
     failed = " OR ".join(f"{name} IS NOT NULL" for name in sorted(reasons)) or "false"
     leaves = {name: set(leaf_ids(dataset.lance_schema, [name])) for name in computed.keys() - reasons}
 
