@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON-ready dictionaries and lists."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(config).items()}
+    plain = _plain(dataclasses.asdict(config))
+    assert isinstance(plain, dict)
+    return plain
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
@@ -71,6 +73,12 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
             target = target[part]
         target[last] = value
     return from_dict(type(config), values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:

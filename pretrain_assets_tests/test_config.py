@@ -46,7 +46,7 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
         ({"dta.filter": "x"}, "there is no group 'dta'. Did you mean 'data'?"),
         ({"name.filter": "x"}, "there is no group 'name'."),
         ({"data.filter.more": "x"}, "there is no group 'filter'."),
-        ({"nonsense": 1}, "Recipe has no setting 'nonsense'. Known: name, model, data, train, sample_prompt."),
+        ({"nonsense": 1}, "Recipe has no setting 'nonsense'. Known: name, model, data, train, loader, sample_prompt."),
         ({"data.seq_len": "128"}, "data.seq_len='128' must be int, not str"),
         ({"data.seq_len": True}, "data.seq_len=True must be int, not bool"),
         ({"data.seq_len": 128.0}, "data.seq_len=128.0 must be int, not float"),
@@ -96,6 +96,9 @@ def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
     assert RUN.identity == {
         "table_version": "abc@7",
         "filter": RUN.recipe.data.filter,
+        "mixture": [],
+        "token_column": "input_ids",
+        "shuffle_clump_size": 1,
         "tokenizer": "f",
         "seed": 0,
         "num_splits": 8,

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
 from pretrain_assets.errors import ConfigError, FilterError, TableError
-from pretrain_assets.loader import stream
 from pretrain_assets.loader.exposure import documents, exposures
 from pretrain_assets.loader.plan import EpochPlan, kept_rows, plan_epoch
 from pretrain_assets.loader.schedule import Schedule
@@ -33,6 +33,7 @@ SCHEMA = identified(
 )
 FILTER = "NOT is_dup AND id % 7 != 0"
 EOS, PAD, SEQ = 300, 301, 16
+TOKENIZER = TokenizerIdentity(name="t", fingerprint="f", vocab_size=301, eos_id=EOS, pad_id=PAD)
 
 
 def write_table(folder: Path, lengths: list[int | None], *, rows_per_file: int = 40) -> tuple[Location, Pin]:
@@ -59,14 +60,15 @@ def mixed_lengths(n: int = 130) -> list[int | None]:
 
 
 def make_loader(where: tuple[Location, Pin], rank: int = 0, world_size: int = 1, **changes: object) -> BlockLoader:
-    settings = {"filter": FILTER, "num_splits": 4, "seed": 5, "seq_len": SEQ, "eos_id": EOS, "pad_id": PAD} | changes
-    return BlockLoader(*where, rank=rank, world_size=world_size, **settings)  # type: ignore[arg-type]
+    settings = changes.pop("settings", LoaderConfig())
+    data = DataConfig(**{"filter": FILTER, "num_splits": 4, "seed": 5, "seq_len": SEQ} | changes)  # type: ignore[arg-type]
+    return BlockLoader(*where, data, TOKENIZER, rank=rank, world_size=world_size, settings=settings)
 
 
 def stack(loader: BlockLoader, epoch: int = 0, start_cycle: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Everything an epoch yields, as (cycles, owned splits, seq_len)."""
     batches = list(loader.batches(epoch, start_cycle))
-    shape = (len(batches), len(loader.splits), loader.seq_len)
+    shape = (len(batches), len(loader.splits), loader.data.seq_len)
     ids = torch.cat([b.input_ids for b in batches]) if batches else torch.empty(0)
     docs = torch.cat([b.doc_ids for b in batches]) if batches else torch.empty(0)
     return ids.reshape(shape), docs.reshape(shape)
@@ -140,12 +142,12 @@ def test_state_at_every_cycle_equals_the_original(table):
 
 
 @pytest.mark.parametrize("window_tokens", [1, 1 << 20])
-def test_every_world_size_and_every_resume_point_give_the_same_blocks(table, monkeypatch, window_tokens):
-    monkeypatch.setattr(stream, "WINDOW_TOKENS", window_tokens)  # windows of one cycle, and one for the whole epoch
+def test_every_world_size_and_every_resume_point_give_the_same_blocks(table, window_tokens):
+    settings = LoaderConfig(window_tokens=window_tokens)  # windows of one cycle, and one for the whole epoch
     whole, docs = stack(make_loader(table))
     assert not torch.equal(whole, stack(make_loader(table), epoch=1)[0][: len(whole)])
     for world_size in (1, 2, 4):
-        loaders = [make_loader(table, rank, world_size) for rank in range(world_size)]
+        loaders = [make_loader(table, rank, world_size, settings=settings) for rank in range(world_size)]
         for cycle in range(0, len(whole) + 1, 1 if world_size < 4 else 5):
             parts = [stack(loader, start_cycle=cycle) for loader in loaders]
             assert torch.equal(torch.cat([p[0] for p in parts], 1), whole[cycle:])
@@ -285,16 +287,15 @@ def test_a_recreated_table_is_refused(table):
         make_loader((table[0], Pin("other", 1)))
 
 
-def test_closing_early_ends_the_thread_and_counts_add_up(table, monkeypatch):
-    monkeypatch.setattr(stream, "WINDOW_TOKENS", 1)
-    loader = make_loader(table)
+def test_closing_early_ends_the_thread_and_counts_add_up(table):
+    loader = make_loader(table, settings=LoaderConfig(window_tokens=1))
     batches = loader.batches(0)
     for _ in range(3):
         next(batches)
     stats = loader.stats()
     assert stats.rows_consumed == loader.plan(0).position(3).docs_consumed.sum()
-    assert stats.rows_unread + stats.rows_queued + stats.rows_consumed == len(loader.plan(0).row_ids)
-    assert stats.bytes_loaded > 0 and stats.fetch_seconds > 0
+    assert stats.rows_unread + stats.rows_read + stats.rows_packed + stats.rows_consumed == len(loader.plan(0).row_ids)
+    assert stats.bytes_read > 0 and stats.read_seconds > 0
     batches.close()
     assert not [t for t in threading.enumerate() if t.name == "block-reader"]
 

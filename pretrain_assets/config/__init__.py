@@ -14,6 +14,8 @@ from pretrain_assets.config.stages import (
 )
 from pretrain_assets.config.training import (
     DataConfig,
+    LoaderConfig,
+    MixtureComponent,
     ModelConfig,
     Recipe,
     RunSpec,
@@ -28,7 +30,9 @@ __all__ = [
     "EngineConfig",
     "IndexConfig",
     "IngestConfig",
+    "LoaderConfig",
     "MaintainConfig",
+    "MixtureComponent",
     "ModelConfig",
     "Recipe",
     "RunSpec",

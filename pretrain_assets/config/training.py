@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pretrain_assets.convert import check_name, require
+from pretrain_assets.convert import check_name, require, to_dict
 from pretrain_assets.errors import ConfigError
 
 
@@ -31,6 +32,22 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixtureComponent:
+    """A part of the training rows that is to make up a given share of the tokens."""
+
+    name: str
+    """Name in the ledger, such as the source's."""
+    predicate: str
+    """SQL predicate of its rows, such as `source = 'wiki'`; every row kept by the filter belongs to exactly one part."""
+    weight: float
+    """Share of the epoch's tokens, in proportion to the weights of the other parts."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "mixture name")
+        require(0 < self.weight < math.inf, "weight", self.weight, "use a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Which rows a run trains on, and in which order."""
 
@@ -44,11 +61,42 @@ class DataConfig:
     """Independent document streams; a multiple of every world size the run may use."""
     seed: int = 0
     """Shuffle seed; epoch e uses seed + 100003 * e, as LanceDB's StreamingDataset does."""
+    shuffle_clump_size: int = 1
+    """Rows that stay together, in table order, when the order is shuffled: more than 1 makes fewer and longer reads on
+    object stores, and batches less random."""
+    mixture: tuple[MixtureComponent, ...] = ()
+    """Shares of the training tokens by part: documents are repeated or thinned to reach them. Empty: every row once."""
+    token_column: str = "input_ids"
+    """Column of token ids: `input_ids`, or `input_ids_<word>` where a second tokenizer went beside the first."""
 
     def __post_init__(self) -> None:
         require(self.seq_len >= 2, "seq_len", self.seq_len, "use at least 2")
         require(self.num_splits >= 1, "num_splits", self.num_splits, "use at least 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "use an integer from 0 to 2**63 - 1")
+        require(self.shuffle_clump_size >= 1, "shuffle_clump_size", self.shuffle_clump_size, "use at least 1")
+        known = re.fullmatch("input_ids(_[a-z][a-z0-9]*)?", self.token_column) is not None
+        require(known, "token_column", self.token_column, "use `input_ids`, or `input_ids_<word>`")
+
+    @property
+    def count_column(self) -> str:
+        """Column with the length of `token_column`, in tokens."""
+        return self.token_column.replace("input_ids", "n_tokens", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How blocks are read: speed and memory only, never which blocks come in which order."""
+
+    window_tokens: int = 1 << 21
+    """Tokens that a rank reads in one request and packs at once."""
+    read_ahead_bytes: int = 256 << 20
+    """Bytes of windows that a rank may have in flight or ready before the trainer asks for them."""
+    io_threads: int = 2
+    """Windows being read at once to begin with; more are added, up to `read_ahead_bytes`, while the trainer waits."""
+
+    def __post_init__(self) -> None:
+        for name in ("window_tokens", "read_ahead_bytes", "io_threads"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +169,8 @@ class Recipe:
     """Rows and order."""
     train: TrainConfig
     """Optimization."""
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """How its blocks are read."""
     sample_prompt: str = "The"
     """Text that the final sample continues."""
 
@@ -193,6 +243,9 @@ class RunSpec:
         return {
             "table_version": self.pin,
             "filter": data.filter,
+            "mixture": to_dict(data)["mixture"],
+            "token_column": data.token_column,
+            "shuffle_clump_size": data.shuffle_clump_size,
             "tokenizer": self.tokenizer.fingerprint,
             "seed": data.seed,
             "num_splits": data.num_splits,

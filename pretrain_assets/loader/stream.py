@@ -10,10 +10,11 @@ import queue
 import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
 from pretrain_assets.loader.pack import Packer, Window
 from pretrain_assets.loader.plan import EpochPlan, KeptRows, check_world_size, kept_rows, plan_epoch
 from pretrain_assets.table.lineage import Pin
@@ -23,8 +24,7 @@ from pretrain_assets.table.versions import open_pin
 if TYPE_CHECKING:
     import torch
 
-WINDOW_TOKENS = 1 << 20
-"""Tokens read at once by a rank: 8 MB of blocks, about a thousand documents per take."""
+DEFAULTS = LoaderConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,36 +39,28 @@ class Batch:
 
 @dataclass(kw_only=True)
 class LoaderStats:
-    """What the reading thread has done in the current epoch, and how long the trainer waited for it."""
+    """Where the rows of the current epoch are, and how long each stage took; seconds and bytes over all epochs."""
 
     rows_unread: int = 0
     """Documents of the owned splits not yet read."""
-    rows_queued: int = 0
-    """Documents read whose blocks were not yet handed out."""
+    rows_read: int = 0
+    """Documents read and not yet packed."""
+    rows_packed: int = 0
+    """Documents packed whose blocks were not yet handed out."""
     rows_consumed: int = 0
     """Documents whose window was handed out."""
-    bytes_loaded: int = 0
-    """Bytes of Arrow data read, over all epochs."""
-    fetch_seconds: float = 0.0
-    """Seconds spent in reading and packing, over all epochs."""
+    bytes_read: int = 0
+    """Bytes of Arrow data read."""
+    read_seconds: float = 0.0
+    """Seconds spent reading, added up over the threads that read."""
+    pack_seconds: float = 0.0
+    """Seconds spent packing."""
+    pack_wait_seconds: float = 0.0
+    """Seconds in which the packer had nothing to pack."""
     wait_seconds: float = 0.0
-    """Seconds the consumer waited for the next window, over all epochs."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def read(self, window: Window, seconds: float) -> None:
-        """Count a window that was read."""
-        with self._lock:
-            self.rows_unread -= window.num_rows
-            self.rows_queued += window.num_rows
-            self.bytes_loaded += window.num_bytes
-            self.fetch_seconds += seconds
-
-    def handed_out(self, window: Window, seconds: float) -> None:
-        """Count a window that the consumer took."""
-        with self._lock:
-            self.rows_queued -= window.num_rows
-            self.rows_consumed += window.num_rows
-            self.wait_seconds += seconds
+    """Seconds in which the consumer waited for blocks."""
+    retries: int = 0
+    """Reads tried again after an error that may pass."""
 
 
 class BlockLoader:
@@ -78,25 +70,26 @@ class BlockLoader:
         self,
         location: Location,
         pin: Pin,
+        data: DataConfig,
+        tokenizer: TokenizerIdentity,
         *,
-        filter: str,
-        num_splits: int,
-        seed: int,
-        seq_len: int,
-        eos_id: int,
-        pad_id: int,
         rank: int = 0,
         world_size: int = 1,
-        column: str = "input_ids",
+        settings: LoaderConfig = DEFAULTS,
         setting: str = "data.filter",
     ):
-        check_world_size(num_splits, world_size)
-        owned = num_splits // world_size
-        self.num_splits, self.seed, self.seq_len = num_splits, seed, seq_len
+        check_world_size(data.num_splits, world_size)
+        owned = data.num_splits // world_size
+        self.data, self.settings = data, settings
         self.splits = range(rank * owned, (rank + 1) * owned)
-        self._filter, self._setting = filter, setting
-        self._packer = Packer(dataset=open_pin(location, pin), column=column, eos_id=eos_id, pad_id=pad_id)
-        self._stats = LoaderStats()
+        self._setting = setting
+        self._packer = Packer(
+            dataset=open_pin(location, pin),
+            column=data.token_column,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+        )
+        self._stats, self._lock = LoaderStats(), threading.Lock()
         self.plan = lru_cache(maxsize=2)(self._plan)
 
     @cached_property
@@ -106,14 +99,21 @@ class BlockLoader:
         Raises:
             FilterError: as `kept_rows`.
         """
-        return kept_rows(self._packer.dataset, self._filter, setting=self._setting)
+        return kept_rows(self._packer.dataset, self.data.filter, setting=self._setting)
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return plan_epoch(self.rows, seed=self.seed, epoch=epoch, num_splits=self.num_splits, seq_len=self.seq_len)
+        data = self.data
+        return plan_epoch(self.rows, seed=data.seed, epoch=epoch, num_splits=data.num_splits, seq_len=data.seq_len)
 
     def stats(self) -> LoaderStats:
         """A snapshot of the counters."""
-        return replace(self._stats)
+        with self._lock:
+            return replace(self._stats)
+
+    def _count(self, **changes: float) -> None:
+        with self._lock:
+            for name, change in changes.items():
+                setattr(self._stats, name, getattr(self._stats, name) + change)
 
     def batches(
         self, epoch: int, start_cycle: int = 0, cycles_per_batch: int = 1, *, max_batches: int | None = None
@@ -130,7 +130,8 @@ class BlockLoader:
         if max_batches is not None:
             num_batches = min(num_batches, max_batches)
         stop = start_cycle + num_batches * cycles_per_batch
-        step = max(1, WINDOW_TOKENS // (len(self.splits) * self.seq_len * cycles_per_batch)) * cycles_per_batch
+        batch_tokens = len(self.splits) * plan.seq_len * cycles_per_batch
+        step = max(1, self.settings.window_tokens // batch_tokens) * cycles_per_batch
         for window in self._read_ahead(plan, range(start_cycle, stop, step), stop):
             ids, docs = torch.from_numpy(window.input_ids), torch.from_numpy(window.doc_ids)
             for first in range(0, len(ids), cycles_per_batch):
@@ -150,7 +151,12 @@ class BlockLoader:
                 for start in starts:
                     began = time.perf_counter()
                     window = self._packer.window(plan, self.splits, start, min(stop, start + starts.step))
-                    self._stats.read(window, time.perf_counter() - began)
+                    self._count(
+                        rows_unread=-window.num_rows,
+                        rows_packed=window.num_rows,
+                        bytes_read=window.num_bytes,
+                        read_seconds=time.perf_counter() - began,
+                    )
                     if not _put(ready, window, closed):
                         return
             except BaseException as error:  # handed to the consumer, whatever it is
@@ -164,7 +170,8 @@ class BlockLoader:
                 item = ready.get()
                 if isinstance(item, BaseException):
                     raise item
-                self._stats.handed_out(item, time.perf_counter() - began)
+                rows, seconds = item.num_rows, time.perf_counter() - began
+                self._count(rows_packed=-rows, rows_consumed=rows, wait_seconds=seconds)
                 yield item
         finally:
             closed.set()
@@ -174,7 +181,7 @@ class BlockLoader:
         consumed = plan.position(cycle).docs_consumed[self.splits.start : self.splits.stop]
         rows = plan.offsets[self.splits.stop] - plan.offsets[self.splits.start]
         self._stats.rows_unread = int(rows - consumed.sum())
-        self._stats.rows_queued = self._stats.rows_consumed = 0
+        self._stats.rows_read = self._stats.rows_packed = self._stats.rows_consumed = 0
 
 
 def _put(ready: queue.Queue[Window | BaseException], item: Window | BaseException, closed: threading.Event) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,12 +52,9 @@ class HeldOut:
         loader = BlockLoader(
             location,
             Pin.parse(spec.pin),
-            filter=data.held_out_filter,
-            num_splits=1,
-            seed=0,
-            seq_len=data.seq_len,
-            eos_id=spec.tokenizer.eos_id,
-            pad_id=spec.tokenizer.pad_id,
+            replace(data, filter=data.held_out_filter, num_splits=1, seed=0, mixture=()),
+            spec.tokenizer,
+            settings=spec.recipe.loader,
             setting="data.held_out_filter",
         )
         wanted = spec.recipe.train.eval_blocks

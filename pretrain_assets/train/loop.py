@@ -43,14 +43,11 @@ class Trainer:
         self.loader = BlockLoader(
             location,
             Pin.parse(spec.pin),
-            filter=data.filter,
-            num_splits=data.num_splits,
-            seed=data.seed,
-            seq_len=data.seq_len,
-            eos_id=spec.tokenizer.eos_id,
-            pad_id=spec.tokenizer.pad_id,
+            data,
+            spec.tokenizer,
             rank=world.rank,
             world_size=world.size,
+            settings=spec.recipe.loader,
         )
         self.schedule = Schedule(self.loader.plan, spec.recipe.cycles_per_step)
         self.total_steps = self.schedule.total_steps(max_steps=self.config.max_steps, epochs=self.config.epochs)
@@ -194,7 +191,7 @@ class Trainer:
                 "tok_per_s": rate,
                 "mfu": mfu(rate, self._flops_per_token, self._device_name, self.world.size),
                 "data_wait": (stats.wait_seconds - self._clock_wait) / seconds,
-                "queue_rows": stats.rows_queued,
+                "queue_rows": stats.rows_read + stats.rows_packed,
                 "eta_seconds": (self.total_steps - self.step) * seconds / steps,
             }
         )

@@ -55,7 +55,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         table_name=location.table_name,
         pin=str(pin),
         tag=tag,
-        tokenizer=tokenizer_identity(dataset),
+        tokenizer=tokenizer_identity(dataset, recipe.data.token_column),
         run_dir="",
         storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
     )
@@ -72,7 +72,7 @@ def _check_rows(dataset: lance.LanceDataset, recipe: Recipe) -> None:
             f"data.filter={data.filter!r} and data.held_out_filter={data.held_out_filter!r} must not share a row: "
             f"{shared.description}"
         )
-    query = f"SELECT sum(n_tokens + 1) AS tokens FROM dataset WHERE {data.filter}"
+    query = f"SELECT sum({data.count_column} + 1) AS tokens FROM dataset WHERE {data.filter}"
     tokens = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["tokens"] or 0
     if tokens < recipe.train.global_batch_tokens:
         raise ConfigError(
