@@ -38,7 +38,7 @@ class MixtureComponent:
     name: str
     """Name in the ledger, such as the source's."""
     predicate: str
-    """SQL predicate of its rows, such as `source = 'wiki'`; every row kept by the filter belongs to exactly one part."""
+    """SQL predicate of its rows, such as `source = 'wiki'`; every row that the filter keeps is in exactly one part."""
     weight: float
     """Share of the epoch's tokens, in proportion to the weights of the other parts."""
 
