@@ -91,8 +91,9 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}={value!r} is not one of {', '.join(map(repr, choices))}")
         return value
     if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where}={value!r} must be a list")
+        if not isinstance(value, (list, tuple)):
+            hint = "; check the quotes and brackets of its JSON" if isinstance(value, str) else ""
+            raise ConfigError(f"{where}={value!r} must be a list{hint}")
         return tuple(_coerce(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (Union, types.UnionType):
         if value is None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +16,8 @@ from dataclasses import dataclass, field
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["PRETRAIN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pretrain-tests-")
+atexit.register(shutil.rmtree, os.environ["PRETRAIN_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: idle threads that spin would cost a core
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pretrain_assets import config, recipes
+from pretrain_assets.cli.stages import _parse_change
 from pretrain_assets.config import IngestConfig, Recipe, RunSpec, TokenizerIdentity, from_dict, override, to_dict
 from pretrain_assets.errors import ConfigError, PretrainError
 
@@ -21,6 +24,8 @@ RUN = RunSpec(
     run_dir="/runs/1",
     storage_env=("AWS_REGION",),
 )
+
+WIKI = {"name": "wiki", "predicate": "source = 'wiki'", "weight": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,15 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
         ({"model.n_embd": 65}, "n_embd=65 cannot work: must be a multiple of n_head=4"),
         ({"model.dropout": 1.0}, "dropout=1.0 cannot work"),
         ({"train.learning_rate": 0.0}, "learning_rate=0.0 cannot work: use a positive number"),
+        ({"data.mixture": "[{name: a}]"}, "must be a list; check the quotes and brackets of its JSON"),
+        ({"data.mixture": [{**WIKI, "wieght": 1}]}, "data.mixture[0] has no setting 'wieght'. Did you mean 'weight'?"),
+        ({"data.mixture": [{"name": "wiki"}]}, "data.mixture[0] lacks required settings: predicate, weight"),
+        ({"data.mixture": [WIKI, {**WIKI, "weight": "1"}]}, "data.mixture[1].weight='1' must be float, not str"),
+        ({"data.mixture": [{**WIKI, "weight": 0}]}, "weight=0.0 cannot work: use a positive number"),
+        ({"data.mixture": [{**WIKI, "weight": math.inf}]}, "weight=inf cannot work: use a positive number"),
+        ({"data.mixture": [{**WIKI, "name": "a b"}]}, "mixture name 'a b' cannot work"),
+        ({"data.mixture": [WIKI, WIKI]}, "mixture=['wiki', 'wiki'] cannot work: give every part a name of its own"),
+        ({"data.mixture": [{**WIKI, "name": f"p{i}"} for i in range(256)]}, "mixture='256 parts' cannot work: use at"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -107,6 +121,17 @@ def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
         "eos_id": 256,
         "pad_id": 257,
     }
+
+
+def test_a_mixture_from_the_command_line_is_part_of_the_identity() -> None:
+    name, value = _parse_change(f"data.mixture={json.dumps([WIKI, {**WIKI, 'name': 'b', 'weight': 2}])}")
+    recipe = override(RUN.recipe, {name: value})
+    assert [(part.name, part.weight) for part in recipe.data.mixture] == [("wiki", 0.7), ("b", 2.0)]
+    mixed = replace(RUN, recipe=recipe)
+    assert mixed.identity["mixture"] == [WIKI, {**WIKI, "name": "b", "weight": 2.0}]
+    assert from_dict(RunSpec, json.loads(json.dumps(to_dict(mixed)))) == mixed
+    heavier = replace(RUN, recipe=override(recipe, {"data.mixture": [WIKI, {**WIKI, "name": "b", "weight": 3}]}))
+    assert heavier.identity != mixed.identity != RUN.identity
 
 
 @pytest.mark.parametrize(("name", "blocks", "cycles"), [("demo", 8, 1), ("gpt2_124m", 512, 4), ("gpt2_354m", 512, 4)])

@@ -44,7 +44,7 @@ from lancedb.permutation import permutation_builder
 from lancedb.query import PhraseQuery
 
 from pretrain_assets.errors import TableError
-from pretrain_assets.loader.pack import take_rows
+from pretrain_assets.loader.read import take_rows
 from pretrain_assets.table.filler import operations
 from pretrain_assets.table.filler.columnfile import StagedFile, leaf_ids
 from pretrain_assets.table.storage import storage_options
@@ -235,9 +235,9 @@ def test_takes_of_lancedb_sort(dataset: lance.LanceDataset) -> None:
 
 
 def test_the_loader_counts_what_a_take_dropped(dataset: lance.LanceDataset) -> None:
-    assert take_rows(dataset, np.array([3, 1], np.uint64), "id").to_pylist() == [3, 1]
+    assert take_rows(dataset, np.array([3, 1], np.uint64), ["id"])["id"].to_pylist() == [3, 1]
     with pytest.raises(TableError, match="lacks 1 of 2 planned rows"):
-        take_rows(dataset, np.array([3, 99], np.uint64), "id")
+        take_rows(dataset, np.array([3, 99], np.uint64), ["id"])
 
 
 def test_sql_aggregates(dataset: lance.LanceDataset) -> None:

@@ -22,12 +22,13 @@ from pretrain_assets.errors import CheckpointError, TableError
 from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.report.plots import line
+from pretrain_assets.report.text import mixture_text
 from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.tags import protect_run
 from pretrain_assets.table.verify import Finding, filters_disjoint
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.metrics import read_metrics
-from pretrain_assets.train.passport import missing_fields
+from pretrain_assets.train.passport import ledger_gaps, missing_fields
 from pretrain_assets.train.spec import make_spec
 
 # Dagster's own Pipes session calls this preview function of Dagster.
@@ -138,6 +139,7 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "filter": spec.recipe.data.filter,
         "held_out_filter": spec.recipe.data.held_out_filter,
         "passport": dg.MetadataValue.json(result["passport"]),
+        **({"mixture": md(mixture_text(result["passport"], tablefmt="github"))} if spec.recipe.data.mixture else {}),
         "sample": dg.MetadataValue.text(result["sample"]),
     }
 
@@ -150,6 +152,7 @@ LOSSES = ("first_loss", "train_loss", "first_val_loss", "val_loss")
 CHECKS = {
     "loss_falls": "The validation loss is finite and lower at the end than at the start.",
     "passport_complete": "The passport has every field and names the version that was trained on.",
+    "ledger_closes": "Every row and token of every epoch, and of every part of a mixture, is accounted for.",
     "filters_disjoint": "No row is in both the training and the held-out set.",
 }
 
@@ -159,7 +162,7 @@ CHECKS = {
     specs=[dg.AssetCheckSpec(name, asset=CHECKPOINT, blocking=True, description=text) for name, text in CHECKS.items()],
 )
 def checkpoint_checks(context: dg.AssetCheckExecutionContext, corpus: CorpusResource) -> Iterator[dg.AssetCheckResult]:
-    """Loss finite and falling, passport complete, training and held-out rows disjoint."""
+    """Loss finite and falling, passport complete, ledger closed, training and held-out rows disjoint."""
     event = context.instance.get_latest_materialization_event(CHECKPOINT)
     with user_errors():
         if event is None or event.asset_materialization is None:
@@ -171,6 +174,7 @@ def checkpoint_checks(context: dg.AssetCheckExecutionContext, corpus: CorpusReso
         found = [
             _loss_falls(metadata),
             _passport_complete(passport, str(metadata["lance/pin"])),
+            _ledger_closes(passport),
             filters_disjoint(dataset, recipe.data.filter, recipe.data.held_out_filter),
         ]
     for finding in found:
@@ -194,3 +198,9 @@ def _passport_complete(passport: dict[str, Any], pin: str) -> Finding:
         passed=not missing and same,
         description=f"missing: {missing}" if missing else f"names {passport.get('pin')}, trained on {pin}",
     )
+
+
+def _ledger_closes(passport: dict[str, Any]) -> Finding:
+    gaps = ledger_gaps(passport)
+    text = f"{passport['tokens_seen']:,} tokens trained in {len(passport['ledger'])} epochs, all accounted for"
+    return Finding(name="ledger_closes", passed=not gaps, description="; ".join(gaps) or text)

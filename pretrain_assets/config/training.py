@@ -76,6 +76,9 @@ class DataConfig:
         require(self.shuffle_clump_size >= 1, "shuffle_clump_size", self.shuffle_clump_size, "use at least 1")
         known = re.fullmatch("input_ids(_[a-z][a-z0-9]*)?", self.token_column) is not None
         require(known, "token_column", self.token_column, "use `input_ids`, or `input_ids_<word>`")
+        names = [component.name for component in self.mixture]
+        require(len(set(names)) == len(names), "mixture", names, "give every part a name of its own")
+        require(len(names) <= 255, "mixture", f"{len(names)} parts", "use at most 255")
 
     @property
     def count_column(self) -> str:
@@ -92,7 +95,10 @@ class LoaderConfig:
     read_ahead_bytes: int = 256 << 20
     """Bytes of windows that a rank may have in flight or ready before the trainer asks for them."""
     io_threads: int = 2
-    """Windows being read at once to begin with; more are added, up to `read_ahead_bytes`, while the trainer waits."""
+    """Windows read at once; on object stores more are added, up to `read_ahead_bytes`, while the trainer waits."""
+    prefetch: bool = False
+    """Copy the token column of the pinned version to local disk (PRETRAIN_CACHE_DIR) before reading: for tables on object
+    stores whose tokens fit there."""
 
     def __post_init__(self) -> None:
         for name in ("window_tokens", "read_ahead_bytes", "io_threads"):
@@ -239,18 +245,22 @@ class RunSpec:
     @property
     def identity(self) -> dict[str, Any]:
         """What makes two runs train on the same data in the same order; compared before any resume."""
-        data = self.recipe.data
-        return {
-            "table_version": self.pin,
-            "filter": data.filter,
-            "mixture": to_dict(data)["mixture"],
-            "token_column": data.token_column,
-            "shuffle_clump_size": data.shuffle_clump_size,
-            "tokenizer": self.tokenizer.fingerprint,
-            "seed": data.seed,
-            "num_splits": data.num_splits,
-            "seq_len": data.seq_len,
-            "global_batch_tokens": self.recipe.train.global_batch_tokens,
-            "eos_id": self.tokenizer.eos_id,
-            "pad_id": self.tokenizer.pad_id,
-        }
+        data = data_identity(self.pin, self.recipe.data, self.tokenizer)
+        return data | {"global_batch_tokens": self.recipe.train.global_batch_tokens}
+
+
+def data_identity(pin: str, data: DataConfig, tokenizer: TokenizerIdentity) -> dict[str, Any]:
+    """What makes two streams of blocks equal, as plain JSON values; `pin` is `table-id@version`."""
+    return {
+        "table_version": pin,
+        "filter": data.filter,
+        "mixture": to_dict(data)["mixture"],
+        "token_column": data.token_column,
+        "shuffle_clump_size": data.shuffle_clump_size,
+        "tokenizer": tokenizer.fingerprint,
+        "seed": data.seed,
+        "num_splits": data.num_splits,
+        "seq_len": data.seq_len,
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+    }

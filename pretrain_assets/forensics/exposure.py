@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pretrain_assets.config import Recipe
 from pretrain_assets.loader.exposure import exposures
-from pretrain_assets.loader.plan import kept_rows, plan_epoch
+from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
@@ -22,7 +22,7 @@ class SeenBy:
     """What one checkpoint saw of one document."""
 
     times: int
-    """Epochs in which at least one of its tokens was trained on."""
+    """Draws of it, over all epochs and as often as a mixture repeats it, with at least one token trained on."""
     first_step: int | None
     """Optimizer step (from 1) of its first token; None if never."""
     tokens: int
@@ -40,12 +40,7 @@ class SeenBy:
 
 def schedule_of(location: Location, pin: Pin, recipe: Recipe) -> Schedule:
     """Steps and plans of a run on a pinned version."""
-    data = recipe.data
-    rows = kept_rows(open_pin(location, pin), data.filter)
-    return Schedule(
-        lambda epoch: plan_epoch(rows, seed=data.seed, epoch=epoch, num_splits=data.num_splits, seq_len=data.seq_len),
-        recipe.cycles_per_step,
-    )
+    return Schedule(Planner(location, pin, recipe.data).plan, recipe.cycles_per_step)
 
 
 def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Sequence[int]) -> dict[int, SeenBy]:
@@ -62,7 +57,7 @@ def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Seq
     reasons = _reasons(location, pin, recipe, [i for i, spans in found.items() if not spans])
     return {
         i: SeenBy(
-            times=len({span.epoch for span in spans or ()}),
+            times=sum(span.doc_start == 0 for span in spans or ()),  # every draw that was reached begins at its start
             first_step=spans[0].step if spans else None,
             tokens=sum(span.tokens for span in spans or ()),
             reason=reasons.get(i, ""),
@@ -88,7 +83,8 @@ def _reasons(location: Location, pin: Pin, recipe: Recipe, ids: Sequence[int]) -
         if i not in there:
             return f"no row of version {pin.version}"
         if i in kept:
-            return "the run stopped before its turn, or it was left out at the end of a split"
+            thinned = "or the mixture did not draw it, " if recipe.data.mixture else ""
+            return f"the run stopped before its turn, {thinned}or it was left out at the end of a split"
         if i in duplicate:
             return "marked as a duplicate of an earlier row"
         return "held out for validation" if i in held_out else f"outside the filter {recipe.data.filter!r}"

@@ -37,19 +37,16 @@ class Exposure:
 
 
 def exposures(schedule: Schedule, ids: Iterable[int], *, last_step: int) -> dict[int, list[Exposure] | None]:
-    """Every exposure of the given documents in a run of `last_step` steps, in training order.
+    """Every exposure of the given documents in a run of `last_step` steps, in training order, every repeat included.
 
     A document that the run never reached, or that its filter leaves out, maps to None.
     """
-    found: dict[int, list[Exposure] | None] = dict.fromkeys(map(int, ids))
-    wanted = np.fromiter(found, dtype=np.int64)
+    found: dict[int, list[Exposure]] = {int(i): [] for i in ids}
     for plan, first_step, cycles in _epochs(schedule, last_step):
-        for entry in np.flatnonzero(np.isin(plan.doc_ids, wanted)):
-            spans = list(_spans(plan, int(entry), 0, cycles, first_step, schedule.cycles_per_step))
-            if spans:
-                doc_id = int(plan.doc_ids[entry])
-                found[doc_id] = [*(found[doc_id] or []), *spans]
-    return found
+        for entry in plan.places_of(found):
+            for span in _spans(plan, int(entry), 0, cycles, first_step, schedule.cycles_per_step):
+                found[span.doc_id].append(span)
+    return {i: sorted(spans) or None for i, spans in found.items()}  # a mixture may repeat a document in any split
 
 
 def documents(schedule: Schedule, step: int) -> list[Exposure]:
@@ -97,6 +94,6 @@ def _spans(
             offset=offset,
             tokens=tokens,
             doc_start=begin - doc_begin,
-            doc_id=int(plan.doc_ids[entry]),
+            doc_id=int(plan.rows.doc_ids[plan.order[entry]]),
         )
         begin += tokens

@@ -1,44 +1,92 @@
-"""Packing: the documents of a window of cycles, read in one take and laid into blocks.
+"""Packing: the documents of a window of cycles, read in one request and laid into blocks.
 
 Invariant: the blocks equal those of LanceDB's `StreamingDataset(pack_sequences=...)` bit for bit: documents joined by
-one EOS each, cut every `seq_len` tokens, padded only where a split has run out. No Python object per token.
+one EOS each, cut every `seq_len` tokens, padded only where a split has run out. No Python object per token or document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.errors import TableError
-from pretrain_assets.loader.plan import EpochPlan, UInt64Array
+from pretrain_assets.loader.buffers import BufferPool
+from pretrain_assets.loader.plan import EpochPlan, Int64Array
+from pretrain_assets.loader.read import take_rows
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 Int32Array = npt.NDArray[np.int32]
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is made of every window besides token ids, and in which type."""
+
+    dtype: npt.DTypeLike = np.int64
+    """int64, or int32 for half the memory."""
+    doc_ids: bool = True
+    """Document number within the block."""
+    position_ids: bool = False
+    """Place within the document's part of the block."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per token of one array."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes per token of all arrays."""
+        return self.itemsize * (1 + self.doc_ids + self.position_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """The documents read for a window: those that begin in it, split after split."""
+
+    first: Int64Array
+    """Per split, place in the plan of the first one."""
+    last: Int64Array
+    """Per split, place after the last one."""
+    values: Int32Array
+    """Tokens of all of them, in the order they were read."""
+    offsets: Int32Array
+    """Where each begins in `values`, and where the last ends."""
+    source: Int64Array
+    """For each document in plan order, its number among those read."""
+    num_bytes: int
+    """Bytes of Arrow data."""
+
+    @property
+    def num_rows(self) -> int:
+        """Documents read."""
+        return len(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Blocks of consecutive cycles of the owned splits; arrays of shape (cycles, splits, seq_len), int32."""
+    """Blocks of consecutive cycles of the owned splits; arrays of shape (cycles, splits, seq_len)."""
 
-    input_ids: Int32Array
+    input_ids: IntArray
     """Token ids."""
-    doc_ids: Int32Array
-    """Number of document starts so far in the block, position 0 not counted."""
+    doc_ids: IntArray
+    """Number of document starts so far in the block, position 0 not counted; empty if not asked for."""
+    position_ids: IntArray
+    """Place within the document's part of the block; empty if not asked for."""
     num_rows: int
-    """Documents that begin in it."""
-    num_bytes: int
-    """Bytes of Arrow data read for it."""
+    """Documents read for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packer:
-    """Lays documents of one table column into blocks."""
+    """Reads and packs the windows of some splits of one epoch: reads in any order and thread, packs in order."""
 
     dataset: lance.LanceDataset
     """The table at its pinned version."""
@@ -48,91 +96,110 @@ class Packer:
     """Put after every document."""
     pad_id: int
     """Put where a split has run out of documents."""
+    plan: EpochPlan
+    """Order of the epoch."""
+    splits: range
+    """Splits to pack."""
 
-    def window(self, plan: EpochPlan, splits: range, start: int, stop: int) -> Window:
-        """Blocks of the cycles from `start` to `stop` of some splits.
+    def read(self, start: int, stop: int, *, resumed: bool, retried: Callable[[], None] = lambda: None) -> Documents:
+        """The documents that begin in the cycles from `start` to `stop`.
+
+        Args:
+            start: First cycle.
+            stop: Cycle after the last.
+            resumed: No window was packed before: what began earlier and reaches into this one is needed as well.
+            retried: Called before each further try after a failure that may pass.
 
         Raises:
-            TableError: a row is gone, or its tokens are not those that the plan counted.
+            TableError: a row is gone, cannot be read, or has no tokens.
         """
-        low, high = start * plan.seq_len, stop * plan.seq_len
-        entries = [_entries(plan, split, low, high) for split in splits]
-        tokens, num_bytes = self._read(plan, np.concatenate(entries))
-        shape = (stop - start, len(splits), plan.seq_len)
-        input_ids = np.full(shape, self.pad_id, np.int32)
-        doc_ids = np.zeros(shape, np.int32)
-        taken = num_rows = 0
-        for place, (split, chosen) in enumerate(zip(splits, entries, strict=True)):
-            begins = _begins(plan, split, chosen)
-            size = int(plan.ends[chosen[-1]] - begins[0]) if len(chosen) else 0
-            skip = max(0, low - int(begins[0])) if len(chosen) else 0
-            stream = tokens[taken + skip : taken + min(size, skip + high - low)]
-            _fill(input_ids[:, place], stream)
-            starts = begins[(begins > low) & (begins % plan.seq_len != 0)] - low
-            doc_ids[starts // plan.seq_len, place, starts % plan.seq_len] = 1
-            taken += size
-            num_rows += int((begins >= low).sum())
-        np.cumsum(doc_ids, axis=2, out=doc_ids)
-        return Window(input_ids=input_ids, doc_ids=doc_ids, num_rows=num_rows, num_bytes=num_bytes)
+        from pretrain_assets.loader.kernels import documents_beginning_in, places
 
-    def _read(self, plan: EpochPlan, entries: npt.NDArray[np.int64]) -> tuple[Int32Array, int]:
-        """Tokens of the documents at some places of the plan, in that order, an EOS after each; and bytes read."""
-        if not len(entries):
-            return np.empty(0, np.int32), 0
-        row_ids = plan.row_ids[entries]
-        order = np.argsort(row_ids)  # sorted row ids make fewer and longer reads
-        column = take_rows(self.dataset, row_ids[order], self.column)
-        num_bytes = column.nbytes
-        lists = column.take(np.argsort(order))
-        values = lists.flatten()
-        ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64) + 1)
-        first = entries == plan.offsets[np.searchsorted(plan.offsets, entries, side="right") - 1]
-        planned = plan.ends[entries] - np.where(first, 0, plan.ends[entries - 1])
-        wrong = np.flatnonzero(np.diff(ends, prepend=0) != planned)
-        if len(wrong) or lists.null_count or values.null_count:
-            place = int(wrong[0]) if len(wrong) else 0
-            raise TableError(
-                f"Column {self.column} does not hold the tokens that n_tokens counts, or holds NULL (first at document "
-                f"{plan.doc_ids[entries[place]]}, row id {row_ids[place]}). Run the tokenized stage again."
-            )
-        tokens = np.full(ends[-1], self.eos_id, np.int32)
-        is_token = np.ones(len(tokens), bool)
-        is_token[ends - 1] = False
-        tokens[is_token] = values.to_numpy(zero_copy_only=False)
-        return tokens, num_bytes
-
-
-def take_rows(dataset: lance.LanceDataset, row_ids: UInt64Array, column: str) -> pa.Array:
-    """One column of the rows with the given row ids, in the order given, as one Arrow array.
-
-    Raises:
-        TableError: a row is no longer there; the take itself drops missing rows silently.
-    """
-    table = dataset._take_rows(row_ids, columns=[column])  # the only take by stable row id that pylance 14 offers
-    if table.num_rows != len(row_ids):
-        raise TableError(
-            f"{dataset.uri} at version {dataset.version} lacks {len(row_ids) - table.num_rows} of {len(row_ids)} "
-            "planned rows: the table was not written with stable row ids. Ingest it again into a new database_uri."
+        plan, length = self.plan, self.plan.seq_len
+        owned = (self.splits.start, len(self.splits))
+        first, last = documents_beginning_in(plan.ends, plan.offsets, *owned, start * length, stop * length, resumed)
+        rows = plan.order[places(first, last)]
+        storage_order = np.argsort(rows)  # fewer and longer reads
+        source = np.empty(len(rows), np.int64)
+        source[storage_order] = np.arange(len(rows))
+        row_ids = plan.rows.row_ids[rows[storage_order]]
+        table = take_rows(self.dataset, row_ids, [self.column], retried=retried)
+        column = table[self.column]
+        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which would copy a single one
+        if lists.null_count or lists.values.null_count:
+            row_id = row_ids[int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))]
+            raise TableError(f"Column {self.column} holds NULL (row id {row_id}). Run the tokenized stage again.")
+        return Documents(
+            first=first,
+            last=last,
+            values=lists.values.to_numpy(),
+            offsets=lists.offsets.to_numpy(),
+            source=source,
+            num_bytes=table.nbytes,
         )
-    return table[column].combine_chunks()
+
+    def pack(
+        self, documents: Documents, carry: Carry, pool: BufferPool, outputs: Outputs, start: int, stop: int
+    ) -> tuple[Window, Carry]:
+        """Blocks of the cycles from `start` to `stop`, and the tokens left for the next window.
+
+        Raises:
+            TableError: a document's tokens are not those that the plan counted.
+        """
+        from pretrain_assets.loader.kernels import pack
+
+        plan, shape = self.plan, (stop - start, len(self.splits), self.plan.seq_len)
+        wanted = (True, outputs.doc_ids, outputs.position_ids)
+        arrays = [
+            pool.take(*shape, dtype=outputs.dtype) if want else np.empty((0, 0, 0), outputs.dtype) for want in wanted
+        ]
+        left = self._left(documents.last, stop * plan.seq_len)
+        following = Carry(tokens=np.empty(int(left.sum()), np.int32), ends=np.cumsum(left))
+        wrong = pack(
+            plan.ends,
+            plan.offsets,
+            self.splits.start,
+            documents.first,
+            documents.last,
+            documents.values,
+            documents.offsets,
+            documents.source,
+            carry.tokens,
+            carry.ends,
+            following.tokens,
+            start * plan.seq_len,
+            self.eos_id,
+            self.pad_id,
+            *arrays,
+        )
+        if wrong >= 0:
+            from pretrain_assets.loader.kernels import places
+
+            row = plan.order[places(documents.first, documents.last)[wrong]]
+            raise TableError(
+                f"Column {self.column} does not hold the {plan.rows.num_tokens[row]} tokens that were counted for "
+                f"document {plan.rows.doc_ids[row]} (row id {plan.rows.row_ids[row]}). Run the tokenized stage again."
+            )
+        ids, doc_ids, position_ids = arrays
+        rows = documents.num_rows
+        return Window(input_ids=ids, doc_ids=doc_ids, position_ids=position_ids, num_rows=rows), following
+
+    def _left(self, last: Int64Array, high: int) -> Int64Array:
+        """Per split, tokens beyond position `high` of the documents before place `last`."""
+        before = np.maximum(last - 1, 0)
+        reached = np.where(last > self.plan.offsets[self.splits.start : self.splits.stop], self.plan.ends[before], 0)
+        return np.asarray(np.maximum(reached - high, 0))
+
+    def no_carry(self) -> Carry:
+        """What the first window has to go on from: nothing."""
+        return Carry(tokens=np.empty(0, np.int32), ends=np.zeros(len(self.splits), np.int64))
 
 
-def _entries(plan: EpochPlan, split: int, low: int, high: int) -> npt.NDArray[np.int64]:
-    """Places in the plan of the documents of a split that overlap its token positions from `low` to `high`."""
-    ends = plan.ends_of(split)
-    first = np.searchsorted(ends, low, side="right")
-    last = min(len(ends), int(np.searchsorted(ends, high, side="left")) + 1)
-    return np.arange(plan.offsets[split] + first, plan.offsets[split] + max(first, last))
+@dataclass(frozen=True, kw_only=True)
+class Carry:
+    """Tokens of the last document of every split that the next window begins with."""
 
-
-def _begins(plan: EpochPlan, split: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Position in the split's token stream at which each document begins."""
-    return np.where(entries == plan.offsets[split], 0, plan.ends[entries - 1])
-
-
-def _fill(blocks: Int32Array, stream: Int32Array) -> None:
-    """Copy a token stream into blocks of shape (cycles, seq_len), from the first on."""
-    whole, rest = divmod(len(stream), blocks.shape[1])
-    blocks[:whole] = stream[: len(stream) - rest].reshape(whole, blocks.shape[1])
-    if rest:
-        blocks[whole, :rest] = stream[len(stream) - rest :]
+    tokens: Int32Array
+    """Tokens, EOS included, split after split."""
+    ends: Int64Array
+    """Per split, where its tokens end."""

@@ -7,6 +7,7 @@ what does not fill the last step of an epoch is left out and counted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.loader.plan import EpochPlan
@@ -18,7 +19,7 @@ class Schedule:
     def __init__(self, plan: Callable[[int], EpochPlan], cycles_per_step: int):
         self.plan, self.cycles_per_step = plan, cycles_per_step
         self._steps: list[int] = []
-        self._ledgers: list[dict[str, int]] = []
+        self._ledgers: list[dict[str, Any]] = []
 
     def steps_in(self, epoch: int) -> int:
         """Whole steps of an epoch.
@@ -54,7 +55,7 @@ class Schedule:
             epoch += 1
         return epoch, index * self.cycles_per_step
 
-    def ledgers(self, last_step: int) -> dict[str, dict[str, int]]:
+    def ledgers(self, last_step: int) -> dict[str, dict[str, Any]]:
         """Ledger of every epoch that a run of `last_step` steps has entered, by epoch number as text."""
         if last_step == 0:
             return {}

@@ -1,27 +1,34 @@
-"""Streaming: the blocks of one rank, read ahead on a background thread.
+"""Streaming: the blocks of one rank, whole batches at a time, read ahead in the background.
 
 Invariant: `batches(epoch, start_cycle)` yields what an undisturbed stream yields from that cycle on, whatever the
-number of ranks was before. Its state is that one integer. Read-ahead is bounded: one window ready, one in the making.
+number of ranks was before, and whatever the settings of the reading are. Its state is that one integer.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
-from pretrain_assets.loader.pack import Packer, Window
-from pretrain_assets.loader.plan import EpochPlan, KeptRows, check_world_size, kept_rows, plan_epoch
+from pretrain_assets.errors import ConfigError
+from pretrain_assets.loader.pack import Outputs, Packer, Window
+from pretrain_assets.loader.plan import EpochPlan
+from pretrain_assets.loader.planner import Planner
+from pretrain_assets.loader.prefetch import mirror
+from pretrain_assets.loader.read import fastest
+from pretrain_assets.loader.readahead import ReadAhead
+from pretrain_assets.loader.stats import Counter, LoaderStats
+from pretrain_assets.loader.store import cache_folder
+from pretrain_assets.loader.varlen import cu_seqlens, most_segments
 from pretrain_assets.table.lineage import Pin
-from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import open_pin
+from pretrain_assets.table.storage import Location, is_remote
 
 if TYPE_CHECKING:
+    import lance
     import torch
 
 DEFAULTS = LoaderConfig()
@@ -29,38 +36,17 @@ DEFAULTS = LoaderConfig()
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Blocks in order, cycle-major then split; int64 tensors of shape (blocks, seq_len)."""
+    """Blocks in order, cycle-major then split; tensors of shape (blocks, seq_len), valid as long as they are held."""
 
     input_ids: torch.Tensor
     """Token ids."""
-    doc_ids: torch.Tensor
+    doc_ids: torch.Tensor | None
     """Document number within the block; 0 also for one continued from the block before."""
-
-
-@dataclass(kw_only=True)
-class LoaderStats:
-    """Where the rows of the current epoch are, and how long each stage took; seconds and bytes over all epochs."""
-
-    rows_unread: int = 0
-    """Documents of the owned splits not yet read."""
-    rows_read: int = 0
-    """Documents read and not yet packed."""
-    rows_packed: int = 0
-    """Documents packed whose blocks were not yet handed out."""
-    rows_consumed: int = 0
-    """Documents whose window was handed out."""
-    bytes_read: int = 0
-    """Bytes of Arrow data read."""
-    read_seconds: float = 0.0
-    """Seconds spent reading, added up over the threads that read."""
-    pack_seconds: float = 0.0
-    """Seconds spent packing."""
-    pack_wait_seconds: float = 0.0
-    """Seconds in which the packer had nothing to pack."""
-    wait_seconds: float = 0.0
-    """Seconds in which the consumer waited for blocks."""
-    retries: int = 0
-    """Reads tried again after an error that may pass."""
+    position_ids: torch.Tensor | None
+    """Place within the document's part of the block, from 0."""
+    cu_seqlens: torch.Tensor | None
+    """For attention over documents of different lengths: where each document's part begins in the flattened batch, and
+    the end; int32, one shape for the whole epoch, filled up with the end."""
 
 
 class BlockLoader:
@@ -80,116 +66,100 @@ class BlockLoader:
     ):
         check_world_size(data.num_splits, world_size)
         owned = data.num_splits // world_size
-        self.data, self.settings = data, settings
+        self.pin, self.data, self.tokenizer, self.settings = pin, data, tokenizer, settings
         self.splits = range(rank * owned, (rank + 1) * owned)
-        self._setting = setting
-        self._packer = Packer(
-            dataset=open_pin(location, pin),
-            column=data.token_column,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-        )
-        self._stats, self._lock = LoaderStats(), threading.Lock()
-        self.plan = lru_cache(maxsize=2)(self._plan)
+        self._planner = Planner(location, pin, data, setting=setting)
+        self._count = Counter()
 
-    @cached_property
-    def rows(self) -> KeptRows:
-        """The rows that the filter keeps, scanned once.
+    def plan(self, epoch: int) -> EpochPlan:
+        """The plan of an epoch, made by the first rank that asks.
 
         Raises:
-            FilterError: as `kept_rows`.
+            FilterError: as `Planner.plan`.
         """
-        return kept_rows(self._packer.dataset, self.data.filter, setting=self._setting)
+        return self._planner.plan(epoch)
 
-    def _plan(self, epoch: int) -> EpochPlan:
-        data = self.data
-        return plan_epoch(self.rows, seed=data.seed, epoch=epoch, num_splits=data.num_splits, seq_len=data.seq_len)
+    @cached_property
+    def dataset(self) -> lance.LanceDataset:
+        """The pinned version as it is read: from a local copy if asked for, by io_uring where possible."""
+        dataset = self._planner.dataset
+        if self.settings.prefetch and is_remote(dataset.uri):
+            dataset = mirror(dataset, [self.data.token_column], cache_folder())
+        return fastest(dataset)
 
     def stats(self) -> LoaderStats:
         """A snapshot of the counters."""
-        with self._lock:
-            return replace(self._stats)
-
-    def _count(self, **changes: float) -> None:
-        with self._lock:
-            for name, change in changes.items():
-                setattr(self._stats, name, getattr(self._stats, name) + change)
+        return self._count.snapshot()
 
     def batches(
-        self, epoch: int, start_cycle: int = 0, cycles_per_batch: int = 1, *, max_batches: int | None = None
+        self,
+        epoch: int,
+        start_cycle: int = 0,
+        cycles_per_batch: int = 1,
+        *,
+        max_batches: int | None = None,
+        dtype: Literal["int64", "int32"] = "int64",
+        doc_ids: bool = True,
+        position_ids: bool = False,
+        cu_seqlens: bool = False,
+        pin_memory: bool = False,
     ) -> Generator[Batch, None, None]:
         """Whole batches of an epoch from a cycle on; blocks that fill no whole batch at its end are left out.
 
         Nothing is read beyond `max_batches` batches (None: to the end of the epoch).
-        Close the iterator (or exhaust it) to end its thread. An error of the reading thread is raised here.
+        Close the iterator (or exhaust it) to end its threads. An error of theirs is raised here.
         """
-        import torch
-
         plan = self.plan(epoch)
         num_batches = max(0, plan.cycles_per_epoch - start_cycle) // cycles_per_batch
         if max_batches is not None:
             num_batches = min(num_batches, max_batches)
-        stop = start_cycle + num_batches * cycles_per_batch
-        batch_tokens = len(self.splits) * plan.seq_len * cycles_per_batch
-        step = max(1, self.settings.window_tokens // batch_tokens) * cycles_per_batch
-        for window in self._read_ahead(plan, range(start_cycle, stop, step), stop):
-            ids, docs = torch.from_numpy(window.input_ids), torch.from_numpy(window.doc_ids)
-            for first in range(0, len(ids), cycles_per_batch):
-                chosen = slice(first, first + cycles_per_batch)
-                yield Batch(
-                    input_ids=ids[chosen].flatten(0, 1).to(torch.int64),
-                    doc_ids=docs[chosen].flatten(0, 1).to(torch.int64),
-                )
-
-    def _read_ahead(self, plan: EpochPlan, starts: range, stop: int) -> Iterator[Window]:
-        ready: queue.Queue[Window | BaseException] = queue.Queue(maxsize=1)
-        closed = threading.Event()
-        self._begin_epoch(plan, starts.start)
-
-        def read() -> None:
-            try:
-                for start in starts:
-                    began = time.perf_counter()
-                    window = self._packer.window(plan, self.splits, start, min(stop, start + starts.step))
-                    self._count(
-                        rows_unread=-window.num_rows,
-                        rows_packed=window.num_rows,
-                        bytes_read=window.num_bytes,
-                        read_seconds=time.perf_counter() - began,
-                    )
-                    if not _put(ready, window, closed):
-                        return
-            except BaseException as error:  # handed to the consumer, whatever it is
-                _put(ready, error, closed)
-
-        thread = threading.Thread(target=read, name="block-reader", daemon=True)
-        thread.start()
-        try:
-            for _ in starts:
-                began = time.perf_counter()
-                item = ready.get()
-                if isinstance(item, BaseException):
-                    raise item
-                rows, seconds = item.num_rows, time.perf_counter() - began
-                self._count(rows_packed=-rows, rows_consumed=rows, wait_seconds=seconds)
-                yield item
-        finally:
-            closed.set()
-            thread.join()
+        outputs = Outputs(dtype=np.dtype(dtype), doc_ids=doc_ids or cu_seqlens, position_ids=position_ids)
+        packer = Packer(
+            dataset=self.dataset,
+            column=self.data.token_column,
+            eos_id=self.tokenizer.eos_id,
+            pad_id=self.tokenizer.pad_id,
+            plan=plan,
+            splits=self.splits,
+        )
+        segments = most_segments(plan, self.splits, cycles_per_batch) if cu_seqlens else 0
+        self._begin_epoch(plan, start_cycle)
+        ahead = ReadAhead(packer=packer, outputs=outputs, settings=self.settings, count=self._count, pinned=pin_memory)
+        for window in ahead.windows(start_cycle, start_cycle + num_batches * cycles_per_batch, cycles_per_batch):
+            yield from _batches_of(window, cycles_per_batch, segments)
 
     def _begin_epoch(self, plan: EpochPlan, cycle: int) -> None:
-        consumed = plan.position(cycle).docs_consumed[self.splits.start : self.splits.stop]
-        rows = plan.offsets[self.splits.stop] - plan.offsets[self.splits.start]
-        self._stats.rows_unread = int(rows - consumed.sum())
-        self._stats.rows_read = self._stats.rows_packed = self._stats.rows_consumed = 0
+        consumed = plan.position(cycle)
+        owned = slice(self.splits.start, self.splits.stop)
+        rows = int(plan.offsets[self.splits.stop] - plan.offsets[self.splits.start])
+        again = int((consumed.tail_tokens[owned] > 0).sum())  # begun before, and read once more for its tail
+        self._count.begin(rows - int(consumed.docs_consumed[owned].sum()) + again)
 
 
-def _put(ready: queue.Queue[Window | BaseException], item: Window | BaseException, closed: threading.Event) -> bool:
-    """Put an item unless the consumer has gone."""
-    while not closed.is_set():
-        try:
-            ready.put(item, timeout=0.05)
-            return True
-        except queue.Full:
-            continue
-    return False
+def _batches_of(window: Window, cycles_per_batch: int, segments: int) -> Generator[Batch, None, None]:
+    import torch
+
+    arrays = (window.input_ids, window.doc_ids, window.position_ids)
+    ids, docs, positions = (torch.from_numpy(array) if array.size else None for array in arrays)
+    assert ids is not None
+    for first in range(0, len(ids), cycles_per_batch):
+        chosen = slice(first, first + cycles_per_batch)
+        yield Batch(
+            input_ids=ids[chosen].flatten(0, 1),
+            doc_ids=None if docs is None else docs[chosen].flatten(0, 1),
+            position_ids=None if positions is None else positions[chosen].flatten(0, 1),
+            cu_seqlens=torch.from_numpy(cu_seqlens(window.doc_ids[chosen], segments)) if segments else None,
+        )
+
+
+def check_world_size(num_splits: int, world_size: int) -> None:
+    """Refuse a number of ranks that cannot share the splits equally.
+
+    Raises:
+        ConfigError: num_splits is not a multiple of world_size.
+    """
+    if num_splits % world_size:
+        fitting = ", ".join(str(n) for n in range(1, num_splits + 1) if num_splits % n == 0)
+        raise ConfigError(
+            f"num_splits={num_splits} cannot be shared by {world_size} ranks equally; use one of {fitting} ranks"
+        )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.table.lineage import LineageRecord
     from pretrain_assets.table.upkeep.maintain import MaintainReport
     from pretrain_assets.table.upkeep.retention import Kept
+
+MIXTURE_LINES = ("tokens_trained", "tokens_repeated", "tokens_left_out_thinned")
+"""Lines of a part's ledger that a table of the mixture shows, added up over the epochs."""
 
 
 def megabytes(num_bytes: int) -> str:
@@ -87,6 +90,8 @@ def lineage_text(lineage: Lineage) -> str:
         f"  recipe {passport['recipe']['name']}, step {lineage.checkpoint.step}, "
         f"{passport['tokens_seen']:,} tokens seen, filter {passport['filter']}",
     ]
+    if mixture := mixture_text(passport):
+        lines.append(textwrap.indent(mixture, "  "))
     for depth, record in enumerate(lineage.records):
         indent = "   " * depth
         lines.append(f"{indent}└─ {record.stage} v{record.version}  (tag {record.tag}, {record.pin})")
@@ -94,6 +99,22 @@ def lineage_text(lineage: Lineage) -> str:
     indent = "   " * len(lineage.records)
     lines += [f"{indent}└─ {r.rows:,} rows from {', '.join(r.inputs)}  (tag {r.tag})" for r in lineage.ingests]
     return "\n".join(lines)
+
+
+def mixture_text(passport: Mapping[str, Any], *, tablefmt: str = "simple") -> str:
+    """What a checkpoint saw of each part of its mixture, over all epochs; empty without a mixture."""
+    ledgers = [ledger["parts"] for ledger in passport.get("ledger", {}).values() if "parts" in ledger]
+    rows = [
+        [
+            name,
+            f"{part['weight_share']:.2%}",
+            f"{sum(parts[name]['tokens_trained'] for parts in ledgers) / max(1, passport['tokens_seen']):.2%}",
+            *(f"{sum(parts[name][line] for parts in ledgers):,}" for line in MIXTURE_LINES),
+        ]
+        for name, part in (ledgers[-1].items() if ledgers else ())
+    ]
+    headers = ["part", "due", "share of tokens", *(line.replace("_", " ") for line in MIXTURE_LINES)]
+    return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True) if rows else ""
 
 
 def hits_text(hits: Sequence[Hit]) -> str:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import lancedb
 
 # Lance warns at every DataReplacement that the operation is young; table/filler/columnfile.py checks what it commits.
-os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
+# It also prints where io_uring is not allowed; loader/read.py then reads without and says so once.
+os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error,lance_io::uring=off")
 
 STORAGE_ENV_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -57,6 +58,11 @@ class Location:
     def staging_uri(self) -> str:
         """Journals of unfinished work, beside the table so that table maintenance never touches them."""
         return join(self.database_uri, f"{self.table_name}.staging")
+
+    @property
+    def plans_uri(self) -> str:
+        """Plans of training runs, beside the table: nodes fetch them instead of scanning it again."""
+        return join(self.database_uri, f"{self.table_name}.plans")
 
 
 def is_remote(uri: str) -> bool:

@@ -117,7 +117,8 @@ class Trainer:
         """(epoch, input_ids) of every step from the next one on."""
         epoch, cycle = self.schedule.locate(self.step + 1)
         while True:
-            with contextlib.closing(self.loader.batches(epoch, cycle, self.schedule.cycles_per_step)) as batches:
+            stream = self.loader.batches(epoch, cycle, self.schedule.cycles_per_step, dtype="int32", doc_ids=False)
+            with contextlib.closing(stream) as batches:
                 for batch in batches:
                     yield epoch, batch.input_ids
             epoch, cycle = epoch + 1, 0
@@ -147,9 +148,10 @@ class Trainer:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.world.device.type == "cuda")
 
     def _to_device(self, ids: Tensor) -> Tensor:
+        """Token ids on the device as int64: they travel as int32 and are widened there."""
         if self.world.device.type == "cuda":
-            return ids.pin_memory().to(self.world.device, non_blocking=True)
-        return ids
+            ids = ids.pin_memory().to(self.world.device, non_blocking=True)
+        return ids.to(torch.int64)
 
     def _without_sync(self, without: bool) -> contextlib.AbstractContextManager[Any]:
         """Leave gradients on this rank, for all micro-batches but the last."""

@@ -67,6 +67,26 @@ def missing_fields(passport: Mapping[str, Any]) -> list[str]:
     return [name for name in FIELDS if passport.get(name) is None]
 
 
+def ledger_gaps(passport: Mapping[str, Any]) -> list[str]:
+    """What does not add up in a passport's ledgers, epoch by epoch and part by part; empty when everything does."""
+    gaps = []
+    for epoch, ledger in passport["ledger"].items():
+        parts = ledger.get("parts", {})
+        for name, lines in {f"epoch {epoch}": ledger, **{f"epoch {epoch}, part {p}": parts[p] for p in parts}}.items():
+            for unit, used in (("rows", ("planned",)), ("tokens", ("trained", "not_reached"))):
+                came = lines[f"{unit}_in"] + lines.get(f"{unit}_repeated", 0)
+                left = [count for line, count in lines.items() if line.startswith(f"{unit}_left_out_")]
+                went = sum(lines[f"{unit}_{line}"] for line in used) + sum(left)
+                if came != went:
+                    gaps.append(f"{name}: {came:,} {unit} came in, {went:,} are accounted for")
+        if ledger["blocks"] * passport["seq_len"] != ledger["tokens_trained"] + ledger["tokens_padded"]:
+            gaps.append(f"epoch {epoch}: {ledger['blocks']:,} blocks do not hold the tokens trained and padded")
+        for line in ("rows_in", "tokens_in", "tokens_trained") if parts else ():
+            if sum(part[line] for part in parts.values()) != ledger[line]:
+                gaps.append(f"epoch {epoch}: the parts' {line} do not add up to {ledger[line]:,}")
+    return gaps
+
+
 def check_identity(spec: RunSpec, passport: Mapping[str, Any], checkpoint: str | Path) -> None:
     """Refuse to resume a checkpoint with other data, another order or another model than it was trained with.
 

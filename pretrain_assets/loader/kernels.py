@@ -1,0 +1,190 @@
+"""The loops of the loader, compiled by numba: which documents a window needs, and their tokens laid into blocks.
+
+Invariant: no kernel touches a Python object, so all run with the interpreter lock released. Compiled code is kept
+beside this file (numba's cache), as Python keeps its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretrain_assets.loader.compiled import compiled
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@compiled
+def documents_beginning_in(
+    ends: Int64Array, offsets: Int64Array, first_split: int, num_splits: int, low: int, high: int, resumed: bool
+) -> tuple[Int64Array, Int64Array]:
+    """Places in the plan of the documents that begin at a token position from `low` to `high` of some splits.
+
+    Args:
+        ends: As in `EpochPlan`.
+        offsets: As in `EpochPlan`.
+        first_split: First split asked about.
+        num_splits: Number of splits asked about.
+        low: First token position in each split.
+        high: Position after the last one, above `low`.
+        resumed: Whether to include the document that covers `low` but begins before it.
+
+    Returns:
+        First place and place after the last, each of shape (num_splits,).
+    """
+    first, last = np.empty(num_splits, np.int64), np.empty(num_splits, np.int64)
+    for i in range(num_splits):
+        begin, stop = offsets[first_split + i], offsets[first_split + i + 1]
+        of_split = ends[begin:stop]
+        last[i] = min(begin + np.searchsorted(of_split, high, "left") + 1, stop)
+        if low == 0:
+            first[i] = begin
+        elif resumed:
+            first[i] = min(begin + np.searchsorted(of_split, low, "right"), last[i])
+        else:
+            first[i] = min(begin + np.searchsorted(of_split, low, "left") + 1, last[i])
+    return first, last
+
+
+@compiled
+def places(first: Int64Array, last: Int64Array) -> Int64Array:
+    """All places from `first` to `last`, split after split."""
+    total = 0
+    for i in range(len(first)):
+        total += last[i] - first[i]
+    found = np.empty(total, np.int64)
+    at = 0
+    for i in range(len(first)):
+        for place in range(first[i], last[i]):
+            found[at] = place
+            at += 1
+    return found
+
+
+@compiled
+def pack(
+    plan_ends: Int64Array,
+    plan_offsets: Int64Array,
+    first_split: int,
+    first: Int64Array,
+    last: Int64Array,
+    values: Any,
+    list_offsets: Any,
+    source: Int64Array,
+    carry: Any,
+    carry_ends: Int64Array,
+    next_carry: Any,
+    low: int,
+    eos_id: int,
+    pad_id: int,
+    input_ids: Any,
+    doc_ids: Any,
+    position_ids: Any,
+) -> int:
+    """Lay documents into blocks of shape (cycles, splits, seq_len): joined by one EOS each, cut, padded at the end.
+
+    Args:
+        plan_ends: `EpochPlan.ends`.
+        plan_offsets: `EpochPlan.offsets`.
+        first_split: First split of the window.
+        first: Per split, place in the plan of the first document read for the window.
+        last: Per split, place after the last one.
+        values: Tokens of all documents read, one after the other.
+        list_offsets: Where each document read begins in `values`, and where the last ends.
+        source: For every place, in order, the number of its document among those read.
+        carry: Tokens left by the window before, EOS included, split after split.
+        carry_ends: Per split, where its tokens end in `carry`.
+        next_carry: Room for what is left by this window, in the same layout; exactly as long as needed.
+        low: Position of the window's first token in each split's stream.
+        eos_id: Put after every document.
+        pad_id: Put where a split has run out.
+        input_ids: Filled.
+        doc_ids: Filled with the number of document starts so far in the block, position 0 not counted; may be empty.
+        position_ids: Filled with the place in the document's part of the block; may be empty.
+
+    Returns:
+        -1, or the number (in `source`) of the first document whose length is not the planned one.
+    """
+    num_cycles, num_splits, seq_len = input_ids.shape
+    room = num_cycles * seq_len
+    with_docs, with_positions = doc_ids.size > 0, position_ids.size > 0
+    number, carried_from, left = 0, 0, 0
+    for s in range(num_splits):
+        at, doc, start = 0, 0, 0  # place in the window, document number in the block, where its part began
+        carried = carry_ends[s] - carried_from
+        document, place = -1, first[s]
+        while True:
+            if document == -1:  # what the window before left over comes first
+                src, length, skip, tail = carried_from, carried, 0, False
+                document = 0
+                if carried == 0:
+                    continue
+            elif place < last[s]:
+                row = source[number]
+                src, length, tail = list_offsets[row], list_offsets[row + 1] - list_offsets[row], True
+                begin = plan_ends[place - 1] if place > plan_offsets[first_split + s] else 0
+                if plan_ends[place] - begin != length + 1:
+                    return number
+                skip = max(0, low - begin)  # a document that began before a resumed window
+                place += 1
+                number += 1
+                document = 1
+                if at % seq_len != 0:
+                    doc += 1
+                    start = at % seq_len
+            else:
+                break
+            total = length + 1 if tail else length
+            done = skip
+            while done < total and at < room:
+                cycle, offset = at // seq_len, at % seq_len
+                if offset == 0:
+                    doc, start = 0, 0
+                count = min(total - done, seq_len - offset)
+                block = input_ids[cycle, s]
+                tokens = min(count, length - done)
+                if document == 0:
+                    _copy(block[offset : offset + tokens], carry[src + done : src + done + tokens])
+                else:
+                    _copy(block[offset : offset + tokens], values[src + done : src + done + tokens])
+                if tokens < count:
+                    block[offset + tokens] = eos_id
+                if with_docs:
+                    doc_ids[cycle, s, offset : offset + count] = doc
+                if with_positions:
+                    _count_up(position_ids[cycle, s, offset : offset + count], offset - start)
+                at += count
+                done += count
+            while done < length:  # the window is full: the rest goes to the next one
+                next_carry[left] = carry[src + done] if document == 0 else values[src + done]
+                left += 1
+                done += 1
+            if tail and done < total:
+                next_carry[left] = eos_id
+                left += 1
+        carried_from = carry_ends[s]
+        while at < room:  # the split has run out
+            cycle, offset = at // seq_len, at % seq_len
+            if offset == 0:
+                doc, start = 0, 0
+            input_ids[cycle, s, offset:] = pad_id
+            if with_docs:
+                doc_ids[cycle, s, offset:] = doc
+            if with_positions:
+                _count_up(position_ids[cycle, s, offset:], offset - start)
+            at += seq_len - offset
+    return -1
+
+
+@compiled
+def _copy(to: Any, source: Any) -> None:
+    for k in range(len(to)):
+        to[k] = source[k]
+
+
+@compiled
+def _count_up(to: Any, first: int) -> None:
+    for k in range(len(to)):
+        to[k] = first + k
