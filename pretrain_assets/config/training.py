@@ -97,7 +97,7 @@ class LoaderConfig:
     io_threads: int = 2
     """Windows read at once; on object stores more are added, up to `read_ahead_bytes`, while the trainer waits."""
     prefetch: bool = False
-    """Copy the token column of the pinned version to local disk (PRETRAIN_CACHE_DIR) before reading: for tables on object
+    """Copy the token column of the pinned version to local disk (PRETRAIN_CACHE_DIR) first: for tables on object
     stores whose tokens fit there."""
 
     def __post_init__(self) -> None:

@@ -108,74 +108,84 @@ def pack(
         -1, or the number (in `source`) of the first document whose length is not the planned one.
     """
     num_cycles, num_splits, seq_len = input_ids.shape
-    room = num_cycles * seq_len
-    with_docs, with_positions = doc_ids.size > 0, position_ids.size > 0
-    number, carried_from, left = 0, 0, 0
+    number = carry_start = left = 0
     for s in range(num_splits):
-        at, doc, start = 0, 0, 0  # place in the window, document number in the block, where its part began
-        carried = carry_ends[s] - carried_from
-        document, place = -1, first[s]
-        while True:
-            if document == -1:  # what the window before left over comes first
-                src, length, skip, tail = carried_from, carried, 0, False
-                document = 0
-                if carried == 0:
-                    continue
-            elif place < last[s]:
-                row = source[number]
-                src, length, tail = list_offsets[row], list_offsets[row + 1] - list_offsets[row], True
-                begin = plan_ends[place - 1] if place > plan_offsets[first_split + s] else 0
-                if plan_ends[place] - begin != length + 1:
-                    return number
-                skip = max(0, low - begin)  # a document that began before a resumed window
-                place += 1
-                number += 1
-                document = 1
-                if at % seq_len != 0:
-                    doc += 1
-                    start = at % seq_len
-            else:
-                break
-            total = length + 1 if tail else length
-            done = skip
-            while done < total and at < room:
-                cycle, offset = at // seq_len, at % seq_len
-                if offset == 0:
-                    doc, start = 0, 0
-                count = min(total - done, seq_len - offset)
-                block = input_ids[cycle, s]
-                tokens = min(count, length - done)
-                if document == 0:
-                    _copy(block[offset : offset + tokens], carry[src + done : src + done + tokens])
-                else:
-                    _copy(block[offset : offset + tokens], values[src + done : src + done + tokens])
-                if tokens < count:
-                    block[offset + tokens] = eos_id
-                if with_docs:
-                    doc_ids[cycle, s, offset : offset + count] = doc
-                if with_positions:
-                    _count_up(position_ids[cycle, s, offset : offset + count], offset - start)
-                at += count
-                done += count
-            while done < length:  # the window is full: the rest goes to the next one
-                next_carry[left] = carry[src + done] if document == 0 else values[src + done]
-                left += 1
-                done += 1
-            if tail and done < total:
-                next_carry[left] = eos_id
-                left += 1
-        carried_from = carry_ends[s]
-        while at < room:  # the split has run out
+        at = doc = start = 0  # place in the window, document's number in the block, where its part of the block begins
+        carried = carry[carry_start : carry_ends[s]]
+        carry_start = carry_ends[s]
+        at, doc, start, left = _lay(
+            carried, 0, len(carried), eos_id, s, at, doc, start, input_ids, doc_ids, position_ids, next_carry, left
+        )
+        for place in range(first[s], last[s]):
+            row = source[number]
+            tokens = values[list_offsets[row] : list_offsets[row + 1]]
+            begin = plan_ends[place - 1] if place > plan_offsets[first_split + s] else 0
+            if plan_ends[place] - begin != len(tokens) + 1:
+                return number
+            number += 1
+            if at % seq_len != 0:
+                doc += 1
+                start = at % seq_len
+            skip = max(0, low - begin)  # of a document that began before a resumed window
+            total = len(tokens) + 1
+            at, doc, start, left = _lay(
+                tokens, skip, total, eos_id, s, at, doc, start, input_ids, doc_ids, position_ids, next_carry, left
+            )
+        while at < num_cycles * seq_len:  # the split has run out
             cycle, offset = at // seq_len, at % seq_len
             if offset == 0:
-                doc, start = 0, 0
+                doc = start = 0
             input_ids[cycle, s, offset:] = pad_id
-            if with_docs:
+            if doc_ids.size:
                 doc_ids[cycle, s, offset:] = doc
-            if with_positions:
+            if position_ids.size:
                 _count_up(position_ids[cycle, s, offset:], offset - start)
             at += seq_len - offset
     return -1
+
+
+@compiled
+def _lay(
+    tokens: Any,
+    skip: int,
+    total: int,
+    eos_id: int,
+    s: int,
+    at: int,
+    doc: int,
+    start: int,
+    input_ids: Any,
+    doc_ids: Any,
+    position_ids: Any,
+    next_carry: Any,
+    left: int,
+) -> tuple[int, int, int, int]:
+    """Lay one document from its token `skip` on, with EOS if `total` is one more than its tokens; the rest is carried.
+
+    Returns:
+        `at`, `doc`, `start` and `left` after it.
+    """
+    num_cycles, _, seq_len = input_ids.shape
+    done = skip
+    while done < total and at < num_cycles * seq_len:
+        cycle, offset = at // seq_len, at % seq_len
+        if offset == 0:
+            doc = start = 0
+        count = min(total - done, seq_len - offset)
+        copied = min(count, len(tokens) - done)
+        _copy(input_ids[cycle, s, offset : offset + copied], tokens[done : done + copied])
+        if copied < count:
+            input_ids[cycle, s, offset + copied] = eos_id
+        if doc_ids.size:
+            doc_ids[cycle, s, offset : offset + count] = doc
+        if position_ids.size:
+            _count_up(position_ids[cycle, s, offset : offset + count], offset - start)
+        at += count
+        done += count
+    for k in range(done, total):
+        next_carry[left] = tokens[k] if k < len(tokens) else eos_id
+        left += 1
+    return at, doc, start, left
 
 
 @compiled

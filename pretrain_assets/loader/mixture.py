@@ -15,7 +15,7 @@ floor(t_i / T_i) times, and a run of documents once more. An arc shorter than th
   more often than another;
 - a part that is due less than half a document is left out of most epochs.
 
-Memory: 4 bytes per kept row and 4 per entry drawn, and while it is computed about 40 per row of the largest part.
+Memory: 4 bytes per kept row and 4 per entry drawn, and while it is computed about 25 per row of the largest part.
 """
 
 from __future__ import annotations

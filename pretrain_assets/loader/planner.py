@@ -168,8 +168,8 @@ class Planner:
         per_split = count // data.num_splits
         if per_split == 0:
             raise FilterError(
-                f"The filter keeps {count} rows, fewer than num_splits={data.num_splits}: every split needs a row. "
-                f"Widen the filter, or lower num_splits to {count} or less."
+                f"{self._setting}={data.filter!r} gives {count} rows, fewer than num_splits={data.num_splits}: every "
+                f"split needs a row. Widen the filter, or lower num_splits to {count} or less."
             )
         planned = per_split * data.num_splits
         order, ends = writer.array("order", np.uint32, (planned,)), writer.array("ends", np.int64, (planned,))

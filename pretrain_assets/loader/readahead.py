@@ -93,13 +93,13 @@ class ReadAhead:
         with ThreadPoolExecutor(most, thread_name_prefix="block-reader") as readers:
             try:
                 while not closed.is_set():
-                    for span in islice(spans, max(0, min(depth, most) - len(pending))):
+                    for span in islice(spans, max(0, depth - len(pending))):
                         pending.append((span, readers.submit(self._read, span, span[0] == start)))
                     if not pending:
                         return
                     span, reading = pending.popleft()
-                    if not reading.done() and ready.empty():
-                        depth += self._latency_rules  # the consumer waits for storage: read more at once
+                    if self._latency_rules and not reading.done() and ready.empty():
+                        depth = min(most, 2 * depth)  # the consumer waits for storage: read more at once
                     began = time.perf_counter()
                     documents = reading.result()
                     read = time.perf_counter()

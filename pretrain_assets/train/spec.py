@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.config import Recipe, RunSpec, to_dict
 from pretrain_assets.errors import ConfigError, FilterError
+from pretrain_assets.loader.mixture import assign
 from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.schema import tokenizer_identity
@@ -33,7 +34,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         runs_uri: Folder of all runs.
 
     Raises:
-        FilterError: a filter of the recipe is not a predicate of the table.
+        FilterError: a filter of the recipe is not a predicate of the table, or its mixture does not fit it.
         TableError: the version is not there, or has no tokens.
         ConfigError: a local table or folder is given by a relative path.
     """
@@ -72,6 +73,8 @@ def _check_rows(dataset: lance.LanceDataset, recipe: Recipe) -> None:
             f"data.filter={data.filter!r} and data.held_out_filter={data.held_out_filter!r} must not share a row: "
             f"{shared.description}"
         )
+    if data.mixture:
+        assign(dataset, data.filter, data.mixture, count_column=data.count_column)
     query = f"SELECT sum({data.count_column} + 1) AS tokens FROM dataset WHERE {data.filter}"
     tokens = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["tokens"] or 0
     if tokens < recipe.train.global_batch_tokens:
