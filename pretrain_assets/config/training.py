@@ -90,7 +90,7 @@ class DataConfig:
 class LoaderConfig:
     """How blocks are read: speed and memory only, never which blocks come in which order."""
 
-    window_tokens: int = 1 << 21
+    window_tokens: int = 1 << 20
     """Tokens that a rank reads in one request and packs at once."""
     read_ahead_bytes: int = 256 << 20
     """Bytes of windows that a rank may have in flight or ready before the trainer asks for them."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.errors import TableError
+from pretrain_assets.loader import kernels
 from pretrain_assets.loader.buffers import BufferPool
 from pretrain_assets.loader.plan import EpochPlan, Int64Array
 from pretrain_assets.loader.read import take_rows
@@ -113,12 +114,12 @@ class Packer:
         Raises:
             TableError: a row is gone, cannot be read, or has no tokens.
         """
-        from pretrain_assets.loader.kernels import documents_beginning_in, places
-
         plan, length = self.plan, self.plan.seq_len
         owned = (self.splits.start, len(self.splits))
-        first, last = documents_beginning_in(plan.ends, plan.offsets, *owned, start * length, stop * length, resumed)
-        rows = plan.order[places(first, last)]
+        first, last = kernels.documents_beginning_in(
+            plan.ends, plan.offsets, *owned, start * length, stop * length, resumed
+        )
+        rows = plan.order[kernels.places(first, last)]
         storage_order = np.argsort(rows)  # fewer and longer reads
         source = np.empty(len(rows), np.int64)
         source[storage_order] = np.arange(len(rows))
@@ -146,8 +147,6 @@ class Packer:
         Raises:
             TableError: a document's tokens are not those that the plan counted.
         """
-        from pretrain_assets.loader.kernels import pack
-
         plan, shape = self.plan, (stop - start, len(self.splits), self.plan.seq_len)
         wanted = (True, outputs.doc_ids, outputs.position_ids)
         arrays = [
@@ -155,7 +154,7 @@ class Packer:
         ]
         left = self._left(documents.last, stop * plan.seq_len)
         following = Carry(tokens=np.empty(int(left.sum()), np.int32), ends=np.cumsum(left))
-        wrong = pack(
+        wrong = kernels.pack(
             plan.ends,
             plan.offsets,
             self.splits.start,
@@ -173,9 +172,7 @@ class Packer:
             *arrays,
         )
         if wrong >= 0:
-            from pretrain_assets.loader.kernels import places
-
-            row = plan.order[places(documents.first, documents.last)[wrong]]
+            row = plan.order[kernels.places(documents.first, documents.last)[wrong]]
             raise TableError(
                 f"Column {self.column} does not hold the {plan.rows.num_tokens[row]} tokens that were counted for "
                 f"document {plan.rows.doc_ids[row]} (row id {plan.rows.row_ids[row]}). Run the tokenized stage again."

@@ -11,14 +11,14 @@ from typing import Any
 
 from pretrain_assets import __version__
 from pretrain_assets.config import RunSpec, to_dict
-from pretrain_assets.errors import DataIdentityError
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.loader.state import check_digest, check_same
 from pretrain_assets.table.lineage import Pin
 
 FIELDS = (
-    *("identity", "pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "seed", "num_splits"),
-    *("seq_len", "global_batch_tokens", "epoch", "step", "tokens_seen", "budget", "ledger", "train_loss", "val_loss"),
-    *("recipe", "code_version"),
+    *("identity", "plan", "pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "seed"),
+    *("num_splits", "seq_len", "global_batch_tokens", "epoch", "step", "tokens_seen", "budget", "ledger"),
+    *("train_loss", "val_loss", "recipe", "code_version"),
 )
 """Every passport has these, none of them null."""
 
@@ -28,13 +28,14 @@ def make_passport(
 ) -> dict[str, Any]:
     """The passport of a checkpoint after `step` of `total_steps` steps.
 
-    `ledger` has one entry per epoch entered; `budget` is that of the epoch the last step belongs to.
+    `ledger` has one entry per epoch entered; `plan` (digest) and `budget` are those of the last step's epoch.
     """
     pin, recipe = Pin.parse(spec.pin), to_dict(spec.recipe)
     epoch = schedule.locate(max(step, 1))[0]
     ledger = schedule.ledgers(step)
     return {
         "identity": spec.identity,
+        "plan": schedule.plan(epoch).digest,
         "pin": spec.pin,
         "table_id": pin.table_id,
         "version": pin.version,
@@ -93,14 +94,23 @@ def check_identity(spec: RunSpec, passport: Mapping[str, Any], checkpoint: str |
     Raises:
         DataIdentityError: lists every field that differs with both values.
     """
-    asked = {**spec.identity, "model": to_dict(spec.recipe.model)}
-    had = {**passport["identity"], "model": passport["recipe"]["model"]}
-    differing = [name for name in {**had, **asked} if had.get(name) != asked.get(name)]
-    if not differing:
-        return
-    lines = [
-        f"Checkpoint {checkpoint} cannot be resumed by this run, which differs in {', '.join(differing)}:",
-        *(f"  {name}:\n    checkpoint: {had.get(name)!r}\n    this run:   {asked.get(name)!r}" for name in differing),
-        "Give the run the checkpoint's settings to resume it, or another run_dir to start afresh.",
-    ]
-    raise DataIdentityError("\n".join(lines))
+    check_same(
+        {**passport["identity"], "model": passport["recipe"]["model"]},
+        {**spec.identity, "model": to_dict(spec.recipe.model)},
+        between=("checkpoint", "this run"),
+        sentence=f"Checkpoint {checkpoint} cannot be resumed by this run",
+        remedy="Give the run the checkpoint's settings to resume it, or another run_dir to start afresh.",
+    )
+
+
+def check_plan(schedule: Schedule, passport: Mapping[str, Any], checkpoint: str | Path) -> None:
+    """Refuse to resume a checkpoint of the same data, by name, whose rows have changed; call after `check_identity`.
+
+    A checkpoint older than the passport's `plan` passes.
+
+    Raises:
+        DataIdentityError: the order or the lengths of the documents of its epoch are others now.
+    """
+    had = passport.get("plan")
+    if had is not None:
+        check_digest(had, schedule.plan(passport["epoch"]), f"Checkpoint {checkpoint} cannot be resumed by this run")
