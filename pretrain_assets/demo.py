@@ -15,7 +15,7 @@ from pretrain_assets import recipes
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.search import search_seen
 from pretrain_assets.launch.contract import read_result
-from pretrain_assets.report.text import hits_text, stages_text
+from pretrain_assets.report.text import data_wait_text, hits_text, stages_text
 from pretrain_assets.table.storage import Location, exists, open_dataset
 from pretrain_assets.table.versions import latest_record, records
 from pretrain_assets.train.spec import make_spec
@@ -105,7 +105,7 @@ def _training(checkpoint: Checkpoint, result: dict[str, Any]) -> str:
             f"validation loss {result['first_val_loss']:.3f} -> {result['val_loss']:.3f}  "
             f"(held out: {passport['held_out_filter']})",
             f"{result['step']} steps, {passport['tokens_seen']:,} tokens of {passport['tag']}, recipe "
-            f"{passport['recipe']['name']}, {result['seconds']:.0f} s",
+            f"{passport['recipe']['name']}, {result['seconds']:.0f} s, {data_wait_text(result)}",
             f"checkpoint {checkpoint.uri}",
         ]
     )

@@ -7,14 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pytest
 
-from benchmarks import corpus, faults_check, harness, scale_cases
+from benchmarks import corpus, faults_check, harness, loader_cases, loader_table, s3_stub, scale_cases
 from benchmarks.harness import Case, Report
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets_tests.tables import append, make_table
@@ -154,3 +155,83 @@ def test_the_scale_table_has_the_answers_that_the_benchmark_expects(tmp_path: Pa
     assert scale_cases.fill_again(str(tmp_path))() is False
     scale_cases.append(location, 2_000, 100)
     assert scale_cases.find_missing(str(tmp_path))() == [1, 1]
+
+
+def test_the_clock_starts_with_the_request_or_with_the_first_block() -> None:
+    def slow_start() -> Iterator[int]:
+        time.sleep(0.3)
+        yield 1000
+        for _ in range(10):
+            time.sleep(0.01)
+            yield 5
+
+    whole = loader_cases.timed(slow_start)
+    assert whole["tokens"] == 1050
+    assert whole["clock_seconds"] >= 0.4
+    assert 0.3 <= whole["first_block_seconds"] < whole["clock_seconds"]
+    later = loader_cases.timed(slow_start, from_first_block=True)
+    assert later["tokens"] == 50
+    assert 0.1 <= later["clock_seconds"] < whole["clock_seconds"]
+    assert later["first_block_seconds"] >= 0.3
+    assert loader_cases.timed(slow_start, seconds=0.0)["tokens"] == 1005
+    twice = loader_cases.timed(slow_start, twice=True)
+    assert twice["tokens"] == 1050
+    assert min(twice["first_block_seconds"], twice["clock_seconds"] - 0.1) >= 0.3
+
+
+def test_the_bare_take_reads_every_planned_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRETRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    facts = loader_table.write(str(tmp_path), 600, 300, 3)
+    plan = loader_cases._loader(str(tmp_path), 4, 1).plan(0)
+    windows = list(loader_cases._windows(plan, 8 * loader_table.SEQ_LEN))
+    assert len(windows) == -(-int(plan.tokens_per_split.max()) // (2 * loader_table.SEQ_LEN))
+    rows = np.concatenate([rows for rows, _ in windows])
+    assert sorted(rows.tolist()) == sorted(plan.row_ids.tolist())
+    assert sum(tokens for _, tokens in windows) == plan.tokens_per_split.sum()
+    answer = loader_cases.scan(str(tmp_path))()
+    assert answer["tokens"] == facts["tokens"]
+
+
+def test_the_s3_stub_answers_ranges_and_lists_and_counts_what_was_asked(tmp_path: Path) -> None:
+    (tmp_path / "bucket" / "folder").mkdir(parents=True)
+    (tmp_path / "bucket" / "folder" / "a").write_bytes(bytes(range(200)))
+    latency = 0.05
+    with s3_stub.served(tmp_path, latency) as endpoint:
+        import boto3
+
+        client = boto3.client(
+            "s3", endpoint_url=endpoint, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
+        )
+        started = time.monotonic()
+        part = client.get_object(Bucket="bucket", Key="folder/a", Range="bytes=10-19")
+        assert part["Body"].read() == bytes(range(10, 20))
+        assert time.monotonic() - started >= latency
+        assert client.get_object(Bucket="bucket", Key="folder/a", Range="bytes=-3")["Body"].read() == b"\xc5\xc6\xc7"
+        assert client.head_object(Bucket="bucket", Key="folder/a")["ContentLength"] == 200
+        client.put_object(Bucket="bucket", Key="folder/b/c", Body=b"new")
+        assert client.get_object(Bucket="bucket", Key="folder/b/c")["Body"].read() == b"new"
+        found = client.list_objects_v2(Bucket="bucket", Prefix="folder/", Delimiter="/")
+        assert [one["Key"] for one in found["Contents"]] == ["folder/a"]
+        assert [one["Prefix"] for one in found["CommonPrefixes"]] == ["folder/b/"]
+        counts = s3_stub.stats(endpoint)
+    assert counts.pop("bytes") > 16
+    assert counts == {"get": 3, "head": 1, "put": 1, "list": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words", "cases"),
+    [
+        ("loader", ["--rows", "3000"], ["ours 16", "streaming tuned 128", "bare take 16", "memmap", "parquet random"]),
+        ("loader_s3", [], ["ours, clump 1", "ours local, clump 32", "streaming tuned, clump 32"]),
+        ("plan", ["--rows", "50000"], ["build", "second rank", "streaming dataset"]),
+    ],
+)
+def test_the_loaders_benchmarks_measure_every_case(name: str, words: list[str], cases: list[str]) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", *words]
+    done = subprocess.run(command, cwd=harness.ROOT, check=True, capture_output=True, text=True)
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert list(document) == KEYS
+    assert set(document["targets"]) == set(document["met"]) <= set(document["ratios"])
+    assert all(document["measurements"][case]["seconds"] > 0 for case in cases)
+    assert all(ratio > 0 for ratio in document["ratios"].values())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pretrain_assets import config, recipes
-from pretrain_assets.cli.stages import _parse_change
+from pretrain_assets.cli.common import parse_change
 from pretrain_assets.config import IngestConfig, Recipe, RunSpec, TokenizerIdentity, from_dict, override, to_dict
 from pretrain_assets.errors import ConfigError, PretrainError
 
@@ -124,7 +124,7 @@ def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
 
 
 def test_a_mixture_from_the_command_line_is_part_of_the_identity() -> None:
-    name, value = _parse_change(f"data.mixture={json.dumps([WIKI, {**WIKI, 'name': 'b', 'weight': 2}])}")
+    name, value = parse_change(f"data.mixture={json.dumps([WIKI, {**WIKI, 'name': 'b', 'weight': 2}])}")
     recipe = override(RUN.recipe, {name: value})
     assert [(part.name, part.weight) for part in recipe.data.mixture] == [("wiki", 0.7), ("b", 2.0)]
     mixed = replace(RUN, recipe=recipe)

@@ -136,6 +136,7 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "tokens_seen": result["passport"]["tokens_seen"],
         **{name: round(result[name], 4) for name in LOSSES},
         "seconds": round(result["seconds"], 1),
+        **({"data_wait": round(result["data_wait"], 4)} if result.get("data_wait") is not None else {}),
         "filter": spec.recipe.data.filter,
         "held_out_filter": spec.recipe.data.held_out_filter,
         "passport": dg.MetadataValue.json(result["passport"]),

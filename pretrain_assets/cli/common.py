@@ -15,6 +15,7 @@ import click
 
 from pretrain_assets import project
 from pretrain_assets.config import EngineConfig
+from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
@@ -62,3 +63,18 @@ def print_stage(result: StageResult, json_output: bool) -> None:
         click.echo(f"{record.tag}: {record.rows:,} rows, {megabytes(record.bytes_added)} added ({ledger})")
     else:
         click.echo(f"{record.tag}: nothing to do, no new version")
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """`train.max_steps=50` as name and value; a value that is not JSON is text.
+
+    Raises:
+        ConfigError: no `=` in it.
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r} is not NAME=VALUE, for example --set train.max_steps=50")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, pin_of, print_stage, with_engine
+from pretrain_assets.cli.common import as_json, parse_change, pin_of, print_stage, with_engine
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
@@ -141,13 +141,14 @@ def train(
     from pretrain_assets import recipes
     from pretrain_assets.config import override
     from pretrain_assets.launch import contract, local
+    from pretrain_assets.report.text import data_wait_text
     from pretrain_assets.table.tags import protect_run
     from pretrain_assets.table.versions import find_record
     from pretrain_assets.train.spec import make_spec
 
     location = obj["location"]
     record = find_record(location, "tokenized", tag)
-    resolved = override(recipes.get(recipe), dict(_parse_change(change) for change in changes))
+    resolved = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
@@ -172,18 +173,8 @@ def train(
     if json_output:
         click.echo(json.dumps(result, indent=2))
     else:
-        click.echo(f"done: validation loss {result['val_loss']:.4f}, checkpoint {result['checkpoint']}")
-
-
-def _parse_change(text: str) -> tuple[str, Any]:
-    """`train.max_steps=50` as name and value; a value that is not JSON is text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text!r} is not NAME=VALUE, for example --set train.max_steps=50")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+        waited = data_wait_text(result)
+        click.echo(f"done: validation loss {result['val_loss']:.4f}, {waited}, checkpoint {result['checkpoint']}")
 
 
 VERBS = (demo, ingest, dedup, tokenize, index, train)

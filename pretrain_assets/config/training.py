@@ -218,6 +218,10 @@ class TokenizerIdentity:
     pad_id: int
     """Padding id; never equal to eos_id, never produced by the tokenizer."""
 
+    def __post_init__(self) -> None:
+        remedy = "it equals eos_id, and padding could not be told from ends of text; use an id of its own"
+        require(self.pad_id != self.eos_id, "pad_id", self.pad_id, remedy)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:

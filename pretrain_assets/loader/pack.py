@@ -21,6 +21,7 @@ from pretrain_assets.loader.read import take_rows
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 Int32Array = npt.NDArray[np.int32]
 IntArray = npt.NDArray[np.integer[Any]]
@@ -128,7 +129,7 @@ class Packer:
         column = table[self.column]
         lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which would copy a single one
         if lists.null_count or lists.values.null_count:
-            row_id = row_ids[int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))]
+            row_id = row_ids[_first_with_null(lists)]
             raise TableError(f"Column {self.column} holds NULL (row id {row_id}). Run the tokenized stage again.")
         return Documents(
             first=first,
@@ -190,6 +191,13 @@ class Packer:
     def no_carry(self) -> Carry:
         """What the first window has to go on from: nothing."""
         return Carry(tokens=np.empty(0, np.int32), ends=np.zeros(len(self.splits), np.int64))
+
+
+def _first_with_null(lists: pa.ListArray) -> int:
+    if lists.null_count:
+        return int(np.argmax(lists.is_null()))
+    value = int(np.argmax(lists.values.is_null()))
+    return int(np.searchsorted(lists.offsets.to_numpy(), value, side="right")) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

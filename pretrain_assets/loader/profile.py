@@ -35,8 +35,10 @@ class Measurement:
 
     variant: Variant
     """How it was read."""
+    batches: int
+    """Batches handed out."""
     tokens: int
-    """Tokens handed out."""
+    """Tokens in them."""
     seconds: float
     """Time it took."""
     bytes_read: int
@@ -115,6 +117,8 @@ def profile(
     Raises:
         ConfigError: the epoch is too small for one batch.
     """
+    import torch  # noqa: F401  # its import takes seconds, and is no part of the first block
+
     found = []
     for number, variant in enumerate(variants):
         starting(variant)
@@ -148,6 +152,7 @@ class _Mark:
     """A moment at which a window arrived."""
 
     at: float
+    batches: int
     tokens: int
     restarts: int
     disk_bytes: int | None
@@ -159,7 +164,6 @@ def _measure(loader: BlockLoader, variant: Variant, share: float, seconds: float
     began = time.perf_counter()
     steps = Schedule(loader.plan, cycles).steps_in(0)
     planned = time.perf_counter()
-    enough_tokens = (batches or 0) * cycles * len(loader.splits) * loader.data.seq_len
     _forget_peak_memory()
     asked = time.perf_counter()
     with contextlib.closing(_marks(loader, variant, int(share * steps) * cycles)) as marks:
@@ -169,7 +173,7 @@ def _measure(loader: BlockLoader, variant: Variant, share: float, seconds: float
             if window == RAMP_WINDOWS + 1 and not mark.restarts:
                 begin = mark
             elif (window > RAMP_WINDOWS or mark.restarts) and (
-                mark.tokens - begin.tokens >= enough_tokens if batches else mark.at - begin.at >= seconds
+                mark.batches - begin.batches >= batches if batches else mark.at - begin.at >= seconds
             ):
                 break
     return _between(begin, mark, variant, plan_seconds=planned - began, first_block_seconds=first_block_seconds)
@@ -178,11 +182,12 @@ def _measure(loader: BlockLoader, variant: Variant, share: float, seconds: float
 def _marks(loader: BlockLoader, variant: Variant, start: int) -> Generator[_Mark, None, None]:
     tokens, window = 0, (-1, 0)
     with contextlib.closing(_endless(loader, variant, start)) as stream:
-        for restarts, count in stream:
+        for number, (restarts, count) in enumerate(stream):
             at, stats = time.perf_counter(), loader.stats()
             if (restarts, stats.rows_consumed) != window:
                 window = (restarts, stats.rows_consumed)
-                yield _Mark(at=at, tokens=tokens, restarts=restarts, disk_bytes=_disk_bytes(), stats=stats)
+                disk_bytes = _disk_bytes()
+                yield _Mark(at=at, batches=number, tokens=tokens, restarts=restarts, disk_bytes=disk_bytes, stats=stats)
             tokens += count
 
 
@@ -202,6 +207,7 @@ def _between(begin: _Mark, end: _Mark, variant: Variant, **times: float) -> Meas
 
     return Measurement(
         variant=variant,
+        batches=end.batches - begin.batches,
         tokens=end.tokens - begin.tokens,
         seconds=end.at - begin.at,
         bytes_read=grown("bytes_read"),

@@ -32,7 +32,7 @@ class RowLoader:
         Raises:
             ConfigError: the table lacks a column, or none is named.
         """
-        self._dataset = fastest(loader._planner.dataset)  # the loader's own may be a copy of the token column alone
+        self._dataset = fastest(loader.planner.dataset)  # the loader's own may be a copy of the token column alone
         known = self._dataset.schema.names
         unknown = [name for name in columns if name not in known]
         if unknown or not columns:

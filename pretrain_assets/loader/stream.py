@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
 from pretrain_assets.errors import ConfigError
+from pretrain_assets.loader.allocator import keep_freed_memory
 from pretrain_assets.loader.pack import Outputs, Packer, Window
 from pretrain_assets.loader.plan import EpochPlan
 from pretrain_assets.loader.planner import Planner
@@ -68,8 +69,9 @@ class BlockLoader:
         owned = data.num_splits // world_size
         self.pin, self.data, self.tokenizer, self.settings = pin, data, tokenizer, settings
         self.splits = range(rank * owned, (rank + 1) * owned)
-        self._planner = Planner(location, pin, data, setting=setting)
+        self.planner = Planner(location, pin, data, setting=setting)
         self._count = Counter()
+        self._segments = lru_cache(lambda epoch, cycles: most_segments(self.plan(epoch), self.splits, cycles))
 
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of an epoch, made by the first rank that asks.
@@ -77,12 +79,12 @@ class BlockLoader:
         Raises:
             FilterError: as `Planner.plan`.
         """
-        return self._planner.plan(epoch)
+        return self.planner.plan(epoch)
 
     @cached_property
     def dataset(self) -> lance.LanceDataset:
         """The pinned version as it is read: from a local copy if asked for, by io_uring where possible."""
-        dataset = self._planner.dataset
+        dataset = self.planner.dataset
         if self.settings.prefetch and is_remote(dataset.uri):
             dataset = mirror(dataset, [self.data.token_column], cache_folder())
         return fastest(dataset)
@@ -109,6 +111,7 @@ class BlockLoader:
         Nothing is read beyond `max_batches` batches (None: to the end of the epoch).
         Close the iterator (or exhaust it) to end its threads. An error of theirs is raised here.
         """
+        keep_freed_memory()
         plan = self.plan(epoch)
         num_batches = max(0, plan.cycles_per_epoch - start_cycle) // cycles_per_batch
         if max_batches is not None:
@@ -122,7 +125,7 @@ class BlockLoader:
             plan=plan,
             splits=self.splits,
         )
-        segments = most_segments(plan, self.splits, cycles_per_batch) if cu_seqlens else 0
+        segments = self._segments(epoch, cycles_per_batch) if cu_seqlens else 0
         self._begin_epoch(plan, start_cycle)
         ahead = ReadAhead(packer=packer, outputs=outputs, settings=self.settings, count=self._count, pinned=pin_memory)
         for window in ahead.windows(start_cycle, start_cycle + num_batches * cycles_per_batch, cycles_per_batch):

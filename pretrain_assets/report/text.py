@@ -117,6 +117,12 @@ def mixture_text(passport: Mapping[str, Any], *, tablefmt: str = "simple") -> st
     return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True) if rows else ""
 
 
+def data_wait_text(result: Mapping[str, Any]) -> str:
+    """The share of a run's training time in which it waited for data."""
+    share = result.get("data_wait")
+    return "data-wait unknown" if share is None else f"data-wait {share:.2%} of training time"
+
+
 def hits_text(hits: Sequence[Hit]) -> str:
     """Hits with their preview and what the checkpoint saw of each."""
     if not hits:

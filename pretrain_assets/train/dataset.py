@@ -10,11 +10,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
 from pretrain_assets.errors import CheckpointError, ConfigError
@@ -22,19 +21,9 @@ from pretrain_assets.loader.state import position_from, state_at
 from pretrain_assets.loader.stream import DEFAULTS, BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
+from pretrain_assets.train.iterations import Iterations, Position, Turn, in_worker, worker
 
 Item = dict[str, Tensor]
-NEXT, RUNNING = 0, 1
-
-
-class _Position(NamedTuple):
-    """Where the stream of one process stands."""
-
-    epoch: int
-    cycle: int
-    """Cycle at which its iteration began."""
-    items: int
-    """Items that this process has handed out since."""
 
 
 class PackedDataset(IterableDataset[Item]):
@@ -44,9 +33,9 @@ class PackedDataset(IterableDataset[Item]):
     the batches w, w + W, ..., which DataLoader hands out in turn, so that W does not change the stream. Without it, an
     item is one block and the workers share the rank's splits, as with LanceDB's `StreamingDataset`.
 
-    Workers must be spawned (`multiprocessing_context="spawn"`). Every iteration is the next epoch, unless `set_epoch`
-    names another. A loaded state holds for the first iteration only; one taken at the very end of an epoch makes that
-    iteration empty.
+    Workers must not be forked: pass `multiprocessing_context="spawn"` or `"forkserver"`. Every iteration is the next
+    epoch, unless `set_epoch` names another. A loaded state holds for the first iteration only; one taken at the very
+    end of an epoch makes that iteration empty.
 
     State: in a process without workers, `state_dict` is exact. `StatefulDataLoader` asks each worker for its own, which
     is the state the iteration began with and the number of items that this worker has handed out since; only a
@@ -88,19 +77,15 @@ class PackedDataset(IterableDataset[Item]):
         self._source = (location, pin, data, tokenizer)
         self._num_splits, self._rank, self._world_size, self._settings = data.num_splits, rank, world_size, settings
         self._cycles_per_batch, self._outputs = cycles_per_batch, dict(outputs or {})
-        # (epoch, cycle, items, in workers) of the next iteration, and of the one that began last, in memory that
-        # spawned workers share: what they begin decides which epoch the parent gives to the next ones
-        self._shared = torch.zeros((2, 4), dtype=torch.int64)
-        self._shared.untyped_storage().share_memory_()
-        self._restart(_Position(epoch, 0, 0))
+        self._iterations = Iterations(Position(epoch, 0, 0))
         self._forget()
 
     def _forget(self) -> None:
         """What belongs to one process."""
         self._process = os.getpid()
         self._loader: BlockLoader | None = None
-        self._loaded: _Position | None = None
-        self._position: _Position | None = None
+        self._loaded: Position | None = None
+        self._position: Position | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_process", "_loader", "_loaded", "_position")
@@ -112,57 +97,57 @@ class PackedDataset(IterableDataset[Item]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make an epoch, from its start, the next iteration."""
-        self._restart(_Position(epoch, 0, 0))
+        self._restart(Position(epoch, 0, 0))
 
     def __iter__(self) -> Iterator[Item]:
-        """The items of the next iteration, of this worker if in one.
+        """The items of the next iteration, of this worker if in one; opens nothing before the first is asked for.
 
         Raises:
             ConfigError: the workers cannot share the splits, or were forked.
         """
-        _, workers = _worker()
-        resumed, position = self._loaded is not None, self._loaded or self._at(NEXT)
-        if position.items and workers > 1 and not resumed:
+        turn, resumed = self._iterations.turn(), self._loaded
+        position = resumed or turn.position
+        _, workers = worker()
+        if position.items and not resumed and workers > 1:
             raise ConfigError("The state loaded lies inside a cycle, where only num_workers=0 or 1 can go on from it")
         self._loaded, self._position = None, position
-        if get_worker_info() is None:
-            self._shared[RUNNING, 3] = 0
-        steps = self._steps(position)
-        # A finished StatefulDataLoader that is loaded and iterated makes workers for the finished epoch only to drop
-        # them unread. All of them say here, before those of the next epoch are made, that it is over.
-        if resumed and not steps:
-            self._announce(position)
-        return self._items(position, steps)
+        turn = turn._replace(position=position if workers == 1 else position._replace(items=0))
+        # A StatefulDataLoader that was saved at its end makes workers for the finished epoch, only to drop them. All of
+        # them say here that it is over, before those of the next epoch are made.
+        if resumed and not self._steps(position):
+            self._iterations.begin(turn)
+        return self._items(position, turn)
 
-    def _items(self, position: _Position, steps: range) -> Iterator[Item]:
-        self._announce(position)  # at the first request: by then every worker has been made and knows its epoch
-        for item in self._batches(position, steps) if self._cycles_per_batch else self._blocks(position, steps):
+    def _items(self, position: Position, turn: Turn) -> Iterator[Item]:
+        self._iterations.begin(turn)  # at the first request: by then every worker of this iteration has been made
+        make = self._blocks if self._cycles_per_batch is None else self._batches
+        for item in make(position, self._steps(position)):
             self._position = position = position._replace(items=position.items + 1)
             yield item
         self._position = None
 
-    def _steps(self, position: _Position) -> range:
+    def _steps(self, position: Position) -> range:
         """Cycles at which the items that are left to this worker begin (the cycles of its blocks)."""
-        worker, workers = _worker()
+        number, workers = worker()
         loader = self._open()
         cycles = loader.plan(position.epoch).cycles_per_epoch
         if self._cycles_per_batch is None:
             return range(position.cycle + position.items // len(loader.splits), cycles)
         whole = (cycles - position.cycle) // self._cycles_per_batch
-        done = range(whole)[worker::workers][position.items :]
+        done = range(whole)[number::workers][position.items :]
         return range(
             position.cycle + done.start * self._cycles_per_batch,
             position.cycle + done.stop * self._cycles_per_batch,
             done.step * self._cycles_per_batch,
         )
 
-    def _batches(self, position: _Position, steps: range) -> Iterator[Item]:
+    def _batches(self, position: Position, steps: range) -> Iterator[Item]:
         assert self._cycles_per_batch is not None
-        alone = _worker()[1] == 1  # all batches are this process's: one stream, read ahead
+        alone = worker()[1] == 1  # all batches are this process's: one stream, read ahead
         for start in steps[:1] if alone else steps:
             yield from self._stream(position.epoch, start, self._cycles_per_batch, None if alone else 1)
 
-    def _blocks(self, position: _Position, steps: range) -> Iterator[Item]:
+    def _blocks(self, position: Position, steps: range) -> Iterator[Item]:
         owned = len(self._open().splits)
         first = position.items % owned
         for cycle in self._stream(position.epoch, steps.start, 1, None):
@@ -183,12 +168,12 @@ class PackedDataset(IterableDataset[Item]):
         Raises:
             CheckpointError: the last iteration was made by workers, of whose consumer this process knows nothing.
         """
-        if get_worker_info() is None and self._shared[RUNNING, 3]:
+        if not in_worker() and self._iterations.in_workers:
             raise CheckpointError(
                 "The stream was made by DataLoader workers, and how much of it was taken only its consumer knows: use "
                 "`state_after(num_batches)`, or torchdata's StatefulDataLoader."
             )
-        return self._state(self._position or self._loaded or self._at(NEXT))
+        return self._state(self._position or self._loaded or self._iterations.next)
 
     def state_after(self, num_batches: int) -> dict[str, Any]:
         """The state after the consumer took `num_batches` items of the iteration that began last; plain JSON.
@@ -200,7 +185,7 @@ class PackedDataset(IterableDataset[Item]):
         Raises:
             CheckpointError: the blocks do not make up whole cycles.
         """
-        begun = self._at(RUNNING if self._shared[RUNNING, 0] >= 0 else NEXT)
+        begun = self._iterations.last
         position = self._folded(begun._replace(items=begun.items + num_batches))
         if position.items:
             splits = self._num_splits // self._world_size
@@ -226,67 +211,52 @@ class PackedDataset(IterableDataset[Item]):
                 f"This state was made by {made_by} and cannot be loaded by {shape}. Use a DataLoader with the same "
                 "num_workers, ranks and cycles_per_batch, or save `state_after(num_batches)`, which fits any."
             )
-        position = _Position(*position_from(self._open(), whole), items)
-        if get_worker_info() is None:
-            self._restart(position)
-        else:
+        position = Position(*position_from(self._open(), whole), items)
+        if in_worker():
             self._loaded, self._position = position, None
+        else:
+            self._restart(position)
 
-    def _at(self, row: int) -> _Position:
-        return _Position(*self._shared[row, :3].tolist())
+    def _restart(self, position: Position) -> None:
+        self._iterations.restart(position)
+        self._position = None
 
-    def _state(self, position: _Position) -> dict[str, Any]:
-        _, workers = _worker()
+    def _state(self, position: Position) -> dict[str, Any]:
+        _, workers = worker()
         epoch, cycle, items = position if workers > 1 else self._folded(position)
         state = state_at(self._open(), epoch, cycle)
         return state | {"worker": self._shape() | {"items": items}} if items else state
 
-    def _folded(self, position: _Position) -> _Position:
+    def _folded(self, position: Position) -> Position:
         """The same place with as few items as possible after the cycle, where one process hands out all of them."""
         epoch, cycle, items = position
         if self._cycles_per_batch is not None:
-            return _Position(epoch, cycle + items * self._cycles_per_batch, 0)
+            return Position(epoch, cycle + items * self._cycles_per_batch, 0)
         cycles, items = divmod(items, self._num_splits // self._world_size)
-        return _Position(epoch, cycle + cycles, items)
+        return Position(epoch, cycle + cycles, items)
 
     def _shape(self) -> dict[str, int | None]:
         """What a number of items of one worker depends on."""
-        worker, workers = _worker()
+        number, workers = worker()
         ranks = {"rank": self._rank, "world_size": self._world_size}
-        return {"worker": worker, "num_workers": workers, "cycles_per_batch": self._cycles_per_batch} | ranks
-
-    def _restart(self, position: _Position) -> None:
-        self._shared[NEXT] = torch.tensor([*position, 0])
-        self._shared[RUNNING] = torch.tensor([-1, 0, 0, 0])
-        self._position = None
-
-    def _announce(self, position: _Position) -> None:
-        """Tell all processes that an iteration has begun; its workers all say the same."""
-        begun = position if _worker()[1] == 1 else position._replace(items=0)
-        self._shared[RUNNING] = torch.tensor([*begun, get_worker_info() is not None])
-        self._shared[NEXT] = torch.tensor([position.epoch + 1, 0, 0, 0])
+        return {"worker": number, "num_workers": workers, "cycles_per_batch": self._cycles_per_batch} | ranks
 
     def _open(self) -> BlockLoader:
         """This process's loader."""
         if self._process != os.getpid():
             raise ConfigError(
-                'DataLoader workers were forked, which LanceDB does not survive: pass multiprocessing_context="spawn"'
+                "DataLoader workers were forked, which Lance does not survive: pass multiprocessing_context='spawn' "
+                "or 'forkserver'"
             )
         if self._loader is None:
             rank, world_size = self._rank, self._world_size
-            worker, workers = _worker()
+            number, workers = worker()
             if self._cycles_per_batch is None and workers > 1:  # workers own splits as ranks do
                 if self._num_splits // world_size % workers:
                     raise ConfigError(
                         f"num_workers={workers} cannot share the {self._num_splits // world_size} splits of a rank "
                         "equally; use a number that divides them, or whole batches (`cycles_per_batch`)"
                     )
-                rank, world_size = rank * workers + worker, world_size * workers
+                rank, world_size = rank * workers + number, world_size * workers
             self._loader = BlockLoader(*self._source, rank=rank, world_size=world_size, settings=self._settings)
         return self._loader
-
-
-def _worker() -> tuple[int, int]:
-    """Number of this DataLoader worker, and how many there are."""
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)

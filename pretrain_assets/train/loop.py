@@ -28,7 +28,7 @@ from pretrain_assets.train.flops import flops_per_token, mfu
 from pretrain_assets.train.metrics import MetricsLog, Record
 from pretrain_assets.train.model import GPT, targets_of
 from pretrain_assets.train.optim import learning_rate, make_optimizer, set_learning_rate
-from pretrain_assets.train.passport import check_identity, make_passport
+from pretrain_assets.train.passport import check_identity, check_plan, make_passport
 from pretrain_assets.train.reporting import Reporter
 from pretrain_assets.train.state import capture, restore_model, restore_optimizer
 
@@ -67,7 +67,9 @@ class Trainer:
             ConfigError: it is past the run's last step.
         """
         with checkpoint.open_checkpoint(self.spec.run_dir, step) as folder:
-            check_identity(self.spec, checkpoint.read_passport(folder), folder)
+            passport = checkpoint.read_passport(folder)
+            check_identity(self.spec, passport, folder)
+            check_plan(self.schedule, passport, folder)
             if step > self.total_steps:
                 raise ConfigError(
                     f"Checkpoint {folder} is past the last step, {self.total_steps}; raise train.max_steps or "
@@ -97,7 +99,9 @@ class Trainer:
         self._restart_clock()
         with contextlib.closing(self._batches()) as batches:
             while self.step < self.total_steps:
+                asked = time.perf_counter()
                 epoch, ids = next(batches)
+                self._waited += time.perf_counter() - asked
                 self.step += 1
                 loss, norm = self._train_step(ids)
                 stopping = self.world.any(should_stop())
@@ -192,7 +196,9 @@ class Trainer:
                 "tokens": self.step * self.config.global_batch_tokens,
                 "tok_per_s": rate,
                 "mfu": mfu(rate, self._flops_per_token, self._device_name, self.world.size),
-                "data_wait": (stats.wait_seconds - self._clock_wait) / seconds,
+                "data_wait": self._waited / seconds,
+                "seconds": seconds,
+                "ranks": self.world.size,
                 "queue_rows": stats.rows_read + stats.rows_packed,
                 "eta_seconds": (self.total_steps - self.step) * seconds / steps,
             }
@@ -229,7 +235,7 @@ class Trainer:
 
     def _restart_clock(self) -> None:
         self._clock, self._clock_step = time.perf_counter(), self.step
-        self._clock_wait = self.loader.stats().wait_seconds
+        self._waited = 0.0
 
     @property
     def _flops_per_token(self) -> int:

@@ -7,6 +7,8 @@ checkpoint that it goes on from.
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,20 @@ def read_metrics(run_dir: str) -> list[Record]:
     """Records of a run, oldest first; a last line cut off by a kill is left out."""
     lines = (read_file(join(run_dir, METRICS_NAME)) or b"").decode().split("\n")
     return [json.loads(line) for line in lines[:-1]]
+
+
+def data_wait(records: Sequence[Record]) -> float | None:
+    """Share of the training time in which the main rank waited for data; None before the first training record."""
+    timed = [record for record in records if "seconds" in record]
+    seconds = sum(record["seconds"] for record in timed)
+    return sum(record["seconds"] * record["data_wait"] for record in timed) / seconds if seconds else None
+
+
+def speed_per_rank(records: Sequence[Record]) -> float | None:
+    """Tokens/s that a rank took while it did not wait for data, the median of all records; None without any."""
+    speeds = [
+        record["tok_per_s"] / record["ranks"] / (1 - record["data_wait"])
+        for record in records
+        if "ranks" in record and record["data_wait"] < 1
+    ]
+    return statistics.median(speeds) if speeds else None

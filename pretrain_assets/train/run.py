@@ -27,7 +27,7 @@ from pretrain_assets.train.distributed import World, join_world
 from pretrain_assets.train.evaluation import check_disjoint
 from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.loop import Trainer
-from pretrain_assets.train.metrics import MetricsLog
+from pretrain_assets.train.metrics import MetricsLog, data_wait
 from pretrain_assets.train.reporting import Reporter, open_reporters
 from pretrain_assets.train.sampling import sample_text
 
@@ -81,6 +81,7 @@ def _train(spec: RunSpec, world: World, reporters: list[Reporter], should_stop: 
         "train_loss": metrics.last("loss"),
         "first_val_loss": metrics.first("val_loss"),
         "val_loss": metrics.last("val_loss"),
+        "data_wait": data_wait(metrics.records),
         "checkpoint": checkpoint.checkpoint_uri(spec.run_dir, trainer.step),
         "digest": digest,
         "sample": sample_text(trainer.model, spec.tokenizer, spec.recipe.sample_prompt) if status == "done" else None,
