@@ -256,9 +256,7 @@ def test_wrong_token_counts_are_an_error_not_a_shifted_stream(tmp_path):
     location, pin = write_table(tmp_path, [15] * 20)
     lance.dataset(location.uri).update({"n_tokens": "16"}, where="id = 1004")
     loader = make_loader((location, Pin(pin.table_id, 2)), filter="true")
-    with pytest.raises(
-        TableError, match=r"not hold the 16 tokens that were counted for document 1004 \(row id 4\)"
-    ):
+    with pytest.raises(TableError, match=r"not hold the 16 tokens that were counted for document 1004 \(row id 4\)"):
         stack(loader)
 
 

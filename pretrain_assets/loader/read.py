@@ -40,7 +40,7 @@ def fastest(dataset: lance.LanceDataset) -> lance.LanceDataset:
         return dataset
     try:
         quick = lance.dataset(URING_SCHEME + path, version=dataset.version)
-        quick.take([0], columns=[])
+        quick.take([0], columns=["id"])
     except (OSError, ValueError) as error:
         _log.info("reading with plain file reads: io_uring cannot be used here (%s)", str(error).split("\n")[0])
         return dataset

@@ -60,7 +60,8 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         run_dir="",
         storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
     )
-    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, to_dict(recipe)])[:8]}"
+    lasting = {name: value for name, value in to_dict(recipe).items() if name != "loader"}  # which changes only speed
+    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, lasting])[:8]}"
     return dataclasses.replace(spec, run_dir=join(runs_uri, name))
 
 
