@@ -215,6 +215,7 @@ def scan(database: str) -> Callable[[], Any]:
     from pretrain_assets.loader.read import fastest
     from pretrain_assets.table.versions import open_pin
 
+    _import("lance")
     dataset = fastest(open_pin(Location(database_uri=database), table.PIN))
 
     def start() -> Counts:
@@ -276,7 +277,13 @@ def _streaming(database: str, splits: int, blocks: int, clump: int, **knobs: Any
 
 
 def _import(*names: str) -> None:
-    """Imports are seconds of their own, once per process: no part of any answer."""
+    """Imports are seconds of their own, once per process: no part of any answer.
+
+    Ours tells malloc to keep freed memory; what it is compared with gets the same, which makes takes 1.5 times faster.
+    """
+    from pretrain_assets.loader.allocator import keep_freed_memory
+
+    keep_freed_memory()
     for name in (*names, "pretrain_assets.loader.stream"):
         importlib.import_module(name)
     os.environ.setdefault("LANCEDB_PERM_BUILDER_MEMORY_LIMIT", str(PERMUTATION_BYTES))
