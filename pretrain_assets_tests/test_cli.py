@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -158,10 +159,13 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
 def readme_commands() -> list[str]:
     """Every `pretrain` command in the README's shell blocks, comments removed."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = [line.split(" # ")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.split(" # ")[0].strip() for block in readme_blocks("sh") for line in block.splitlines()]
     return [line for line in lines if line.startswith(".venv/bin/pretrain")]
 
 
@@ -174,6 +178,12 @@ def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.Monk
     for command in commands:
         done = pretrain(*shlex.split(command)[1:])
         assert done.exit_code == 0 and done.stdout.strip(), f"{command}\n{done.output}\n{done.exception}"
+    (loader,) = (code for code in readme_blocks("python") if "BlockLoader" in code)
+    names: dict[str, Any] = {}
+    exec(loader, names)
+    ledger = names["loader"].plan(0).ledger()
+    assert names["batch"].input_ids.shape == (16, 128) and ledger["tokens_trained"] > 0
+
 
 
 def test_the_readmes_make_targets_exist() -> None:

@@ -497,6 +497,18 @@ def litter(location: Location) -> list[Path]:
     return [(table / name).resolve() for name in names]
 
 
+def test_shared_plans_go_once_they_are_old(location: Location) -> None:
+    curate(location)
+    for name, age in (("old", 7200), ("new", 0)):
+        path = Path(location.plans_uri) / f"plan-{name}" / "order"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (time.time() - age,) * 2)
+    report = run(location, dataclasses.replace(NOW, keep_unfinished_seconds=3600))
+    assert (report.leftovers_removed, report.leftover_bytes, report.waiting) == (1, 100, ())
+    assert [path.parent.name for path in Path(location.plans_uri).glob("*/order")] == ["plan-new"]
+
+
 def test_leftovers_go_once_they_are_old(location: Location) -> None:
     curate(location)
     append(location, ["new"])

@@ -18,13 +18,12 @@ from pretrain_assets.loader.mixture import assign, mix
 from pretrain_assets.loader.parts import tally
 from pretrain_assets.loader.plan import EpochPlan, KeptRows
 from pretrain_assets.loader.store import ArrayStore, Writer, cache_folder
-from pretrain_assets.table.lineage import Pin, digest
+from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location, is_remote
-from pretrain_assets.table.versions import open_pin
+from pretrain_assets.table.versions import content_digest, open_pin
 
 if TYPE_CHECKING:
-    import lance
     import pyarrow as pa
 
 FORMAT = 1
@@ -73,7 +72,7 @@ class Planner:
         return {
             "format": FORMAT,
             "pin": str(self._pin),
-            "files": digest([_files(fragment) for fragment in self.dataset.get_fragments()]),
+            "content": content_digest(self.dataset),
             "filter": data.filter,
             "parts": [part.predicate for part in data.mixture],
             "count_column": data.count_column,
@@ -179,9 +178,3 @@ class Planner:
             of_split = slice(split * per_split, (split + 1) * per_split)
             np.cumsum(rows.num_tokens[order[of_split]].astype(np.int64) + 1, out=ends[of_split])
         return {"rows": rows_digest, "rows_drawn": count}
-
-
-def _files(fragment: lance.LanceFragment) -> dict[str, Any]:
-    """What a fragment's rows are made of: file names are never used twice, not even by a copy of the table."""
-    metadata = fragment.metadata.to_json()
-    return {"files": [file["path"] for file in metadata["files"]], "deletions": metadata["deletion_file"]}

@@ -32,7 +32,7 @@ from pretrain_assets.loader.entries import (
 from pretrain_assets.progress import Progress
 from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import filesystem, storage_options
-from pretrain_assets.table.versions import table_id
+from pretrain_assets.table.versions import content_digest
 
 if TYPE_CHECKING:
     import lance
@@ -97,7 +97,7 @@ def mirror(
     Args:
         dataset: The table at its pinned version.
         columns: Columns to copy.
-        folder: Folder of all copies; this one goes to `columns-<digest of table id, version and columns>` in it.
+        folder: Folder of all copies; this one goes to `columns-<digest of the version's content and columns>` in it.
         free_bytes: Free bytes of the disk that holds a folder.
 
     Raises:
@@ -107,7 +107,7 @@ def mirror(
     import lance
 
     chosen = sorted({"id", *columns})  # `id` carries the table's identity, and every fragment has it
-    key = {"table": table_id(dataset), "version": dataset.version, "columns": chosen}
+    key = {"version": dataset.version, "content": content_digest(dataset), "columns": chosen}
     entry = folder / f"columns-{digest(key)}"
     if not _is_whole(entry, key, log_level=logging.DEBUG):
         with sole_process(entry, f"copies columns of {dataset.uri} to {entry}"):

@@ -1,4 +1,4 @@
-"""The road of windows from storage to the consumer: several being read, one being packed, one ready.
+"""The road of windows from storage to the consumer: several being read, one being packed, one ready, one in use.
 
 Invariant: windows come out in order, whichever read ends first, and hold at most `read_ahead_bytes` of memory together
 (one window at least). What fails in a thread is raised to the consumer.
@@ -91,18 +91,21 @@ class ReadAhead:
         carry = self.packer.no_carry()
         pending: deque[tuple[Span, Future[Documents]]] = deque()
         with ThreadPoolExecutor(most, thread_name_prefix="block-reader") as readers:
+
+            def submit() -> None:
+                for span in islice(spans, max(0, depth - len(pending))):
+                    pending.append((span, readers.submit(self._read, span, span[0] == start)))
+
             try:
-                while not closed.is_set():
-                    for span in islice(spans, max(0, depth - len(pending))):
-                        pending.append((span, readers.submit(self._read, span, span[0] == start)))
-                    if not pending:
-                        return
+                submit()
+                while pending and not closed.is_set():
                     span, reading = pending.popleft()
                     if self._latency_rules and not reading.done() and ready.empty():
                         depth = min(most, 2 * depth)  # the consumer waits for storage: read more at once
                     began = time.perf_counter()
                     documents = reading.result()
                     read = time.perf_counter()
+                    submit()
                     window, carry = self.packer.pack(documents, carry, pool, self.outputs, *span)
                     self.count.packed(documents.num_rows, time.perf_counter() - read, waited=read - began)
                     yield window
@@ -123,11 +126,11 @@ class ReadAhead:
         return max(1, tokens // (cycle_tokens * cycles_per_batch)) * cycles_per_batch
 
     def _most_reads(self, window_tokens: int) -> int:
-        """Windows that may be read at once: what `read_ahead_bytes` leaves beside a packed one and one in use."""
+        """Windows that may be read at once: what `read_ahead_bytes` leaves beside those being packed, ready, in use."""
         if not self._latency_rules:
             return self.settings.io_threads
         left = self.settings.read_ahead_bytes - 2 * window_tokens * self.outputs.bytes_per_token
-        return max(self.settings.io_threads, min(MOST_READS, left // (window_tokens * TOKEN_BYTES)))
+        return max(self.settings.io_threads, min(MOST_READS, left // (window_tokens * TOKEN_BYTES) - 1))
 
     @property
     def _latency_rules(self) -> bool:

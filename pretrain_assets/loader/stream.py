@@ -6,7 +6,7 @@ number of ranks was before, and whatever the settings of the reading are. Its st
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,7 @@ import numpy as np
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.loader.allocator import keep_freed_memory
-from pretrain_assets.loader.pack import Outputs, Packer, Window
+from pretrain_assets.loader.pack import IntArray, Outputs, Packer, Window
 from pretrain_assets.loader.plan import EpochPlan
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.prefetch import mirror
@@ -142,17 +142,21 @@ class BlockLoader:
 def _batches_of(window: Window, cycles_per_batch: int, segments: int) -> Generator[Batch, None, None]:
     import torch
 
+    cycles, splits, seq_len = window.input_ids.shape
+    starts = range(0, cycles, cycles_per_batch)
+
+    def parts(array: IntArray) -> Sequence[torch.Tensor | None]:
+        if not array.size:
+            return [None] * len(starts)
+        return torch.split(torch.from_numpy(array).view(-1, seq_len), cycles_per_batch * splits)
+
     arrays = (window.input_ids, window.doc_ids, window.position_ids)
-    ids, docs, positions = (torch.from_numpy(array) if array.size else None for array in arrays)
-    assert ids is not None
-    for first in range(0, len(ids), cycles_per_batch):
-        chosen = slice(first, first + cycles_per_batch)
-        yield Batch(
-            input_ids=ids[chosen].flatten(0, 1),
-            doc_ids=None if docs is None else docs[chosen].flatten(0, 1),
-            position_ids=None if positions is None else positions[chosen].flatten(0, 1),
-            cu_seqlens=torch.from_numpy(cu_seqlens(window.doc_ids[chosen], segments)) if segments else None,
-        )
+    for start, ids, docs, positions in zip(starts, *map(parts, arrays), strict=True):
+        assert ids is not None
+        bounds = None
+        if segments:
+            bounds = torch.from_numpy(cu_seqlens(window.doc_ids[start : start + cycles_per_batch], segments))
+        yield Batch(input_ids=ids, doc_ids=docs, position_ids=positions, cu_seqlens=bounds)
 
 
 def check_world_size(num_splits: int, world_size: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
-from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
+from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, digest
 from pretrain_assets.table.storage import Location, open_dataset
 
 if TYPE_CHECKING:
@@ -87,6 +87,16 @@ def _require_identity(location: Location, found: str, pin: Pin) -> None:
             f"{location.uri} is not the table of pin {pin}: its identity is {found}. The table was recreated; "
             "point to the old database, or run the stage again on the new one."
         )
+
+
+def content_digest(dataset: lance.LanceDataset) -> str:
+    """Digest of what a version's rows are made of.
+
+    Two versions may have the same table id and number, where a table was copied and both copies were written to; but
+    the name of a data file is never used twice.
+    """
+    fragments = [fragment.metadata.to_json() for fragment in dataset.get_fragments()]
+    return digest([([file["path"] for file in f["files"]], f["deletion_file"]) for f in fragments])
 
 
 def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:

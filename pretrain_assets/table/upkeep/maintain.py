@@ -166,6 +166,8 @@ def _plan(
     found = find_leftovers(location, dataset, files)
     old = [file for file in found if file.age_seconds >= config.keep_unfinished_seconds]
     young = [file for file in found if file.age_seconds < config.keep_unfinished_seconds]
+    plans = listing(location.plans_uri)  # of training runs: copies that any run can make again
+    old += [file for file in plans if file.age_seconds >= config.keep_unfinished_seconds]
     waiting = []
     if young:
         waiting.append(
