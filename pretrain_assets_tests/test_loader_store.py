@@ -28,6 +28,13 @@ from pretrain_assets.loader.store import ArrayStore, Stored, Writer, cache_folde
 from pretrain_assets.table.storage import storage_options
 from pretrain_assets.table.versions import identified, table_id
 
+
+@pytest.fixture(autouse=True)
+def warnings_only(caplog: pytest.LogCaptureFixture) -> None:
+    """The command line, run in this process by other tests, lets through what is only for information."""
+    caplog.set_level(logging.WARNING, logger="pretrain_assets")
+
+
 KEY = {"pin": "t@3", "seed": 1}
 DAYS = 86_400
 
