@@ -185,7 +185,6 @@ def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.Monk
     assert names["batch"].input_ids.shape == (16, 128) and ledger["tokens_trained"] > 0
 
 
-
 def test_the_readmes_make_targets_exist() -> None:
     targets = set(re.findall(r"(?:`|^)make ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     made = subprocess.run(["make", "-pqn"], cwd=ROOT, capture_output=True, text=True, check=False).stdout

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lance
 import numpy as np
@@ -170,3 +172,67 @@ def test_a_table_on_s3_gives_the_same_blocks(tmp_path: Path, s3: Any, prefetch: 
     loader = BlockLoader(remote, Pin("t", 1), data, TOKENIZER, settings=settings)
     assert torch.equal(stack(loader)[0], stack(make_loader(local))[0])
     assert loader.dataset.uri.startswith("s3://") != prefetch
+
+
+def test_a_negative_count_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
+    location, _ = write_table(tmp_path, [15] * 20)
+    lance.dataset(location.uri).update({"n_tokens": "-3"}, where="id = 1004")
+    with pytest.raises(TableError, match="n_tokens is negative at row id 4"):
+        make_loader((location, Pin("t", 2)), filter="true").plan(0)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.list_(pa.uint32()), pa.list_(pa.float32()), pa.int32()])
+def test_a_column_that_holds_no_token_lists_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    location, _ = write_table(tmp_path, [3] * 20)
+    table = lance.dataset(location.uri).to_table()
+    values = [[1, 2, 3]] * 20 if pa.types.is_list(kind) else range(20)
+    table = table.set_column(table.schema.names.index("input_ids"), "input_ids", pa.array(values, kind))
+    lance.write_dataset(table, location.uri, mode="overwrite", enable_stable_row_ids=True)
+    with pytest.raises(TableError, match=r"input_ids is .*, and not list<int32>"):
+        make_loader((location, Pin("t", 2))).batches(0)
+
+
+def test_boundaries_of_batches_that_begin_elsewhere_fit(tmp_path: Path) -> None:
+    """32 empty documents lie in one batch of two blocks if counted from cycle 1, and in two if counted from cycle 0."""
+    loader = make_loader(write_table(tmp_path, [15] + [0] * 32 + [15]), filter="true", num_splits=1)
+    batches = list(loader.batches(0, 1, 2, cu_seqlens=True))
+    assert [len(batch.cu_seqlens.unique()) for batch in batches] == [33] == [len(batches[0].cu_seqlens)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1,), "epoch=-1"),
+        ((0, -1), "start_cycle=-1"),
+        ((0, 10**6), "start_cycle=1000000 cannot work: epoch 0 has the cycles from 0 to"),
+        ((0, 0, 0), "cycles_per_batch=0"),
+    ],
+)
+def test_places_outside_the_epoch_are_refused_at_once(tmp_path: Path, arguments: tuple[int, ...], message: str) -> None:
+    loader = make_loader(write_table(tmp_path, mixed_lengths()))
+    with pytest.raises(ConfigError, match=message):
+        loader.batches(*arguments)
+    with pytest.raises(ConfigError, match="dtype='int16'"):
+        loader.batches(0, dtype="int16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_is_none_is_refused(tmp_path: Path, rank: int, world_size: int) -> None:
+    where = write_table(tmp_path, mixed_lengths())
+    with pytest.raises(ConfigError, match=r"rank=|world_size=0"):
+        make_loader(where, rank, world_size)
+
+
+def test_a_stream_closed_by_its_own_thread_waits_for_nobody(tmp_path: Path) -> None:
+    """The collector may close a forgotten stream in a thread that reads for it."""
+    loader = make_loader(write_table(tmp_path, mixed_lengths()), settings=LoaderConfig(window_tokens=1))
+    batches = loader.batches(0)
+    next(batches)
+    packer = next(thread for thread in threading.enumerate() if thread.name == "block-packer")
+    release = threading.Event()
+    closing = threading.Thread(target=lambda: (batches.close(), release.set()), name="block-reader_0")
+    with mock.patch.object(threading.Thread, "join", side_effect=AssertionError("joined")):
+        closing.start()
+        assert release.wait(10)
+    packer.join(10)
+    assert not packer.is_alive()

@@ -69,6 +69,8 @@ def profile_loader(
 
     Without RECIPE: the first of gpt2_124m and demo that the table has rows for.
     """
+    if plot and not plot.parent.is_dir():  # asked before measuring
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
     from pretrain_assets.loader.diagnosis import diagnose
     from pretrain_assets.loader.profile import SECONDS, act_out, profile
     from pretrain_assets.loader.stream import check_world_size

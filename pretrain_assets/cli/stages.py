@@ -164,11 +164,9 @@ def train(
         result = contract.read_result(spec.run_dir) or {"status": "stopped"}
     if result["status"] != "done":
         at = f" at step {result['step']}" if "step" in result else ""
-        click.echo(
-            f"{result['status']}{at}: {result.get('error', 'on request')}\n"
-            f"The same command again goes on from the newest checkpoint in {spec.run_dir}.",
-            err=True,
-        )
+        click.echo(f"{result['status']}{at}: {result.get('error', 'on request')}", err=True)
+        if not result.get("is_mistake"):
+            click.echo(f"The same command again goes on from the newest checkpoint in {spec.run_dir}.", err=True)
         sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
     if json_output:
         click.echo(json.dumps(result, indent=2))

@@ -44,7 +44,7 @@ class MixtureComponent:
 
     def __post_init__(self) -> None:
         check_name(self.name, "mixture name")
-        require(0 < self.weight < math.inf, "weight", self.weight, "use a positive number")
+        require(0 < self.weight < math.inf, f"weight of {self.name}", self.weight, "use a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,8 @@ class DataConfig:
         require(self.shuffle_clump_size >= 1, "shuffle_clump_size", self.shuffle_clump_size, "use at least 1")
         known = re.fullmatch("input_ids(_[a-z][a-z0-9]*)?", self.token_column) is not None
         require(known, "token_column", self.token_column, "use `input_ids`, or `input_ids_<word>`")
+        plain = [part for part in self.mixture if not isinstance(part, MixtureComponent)]
+        require(not plain, "mixture", plain, "make each part a MixtureComponent(name=..., predicate=..., weight=...)")
         names = [component.name for component in self.mixture]
         require(len(set(names)) == len(names), "mixture", names, "give every part a name of its own")
         require(len(names) <= 255, "mixture", f"{len(names)} parts", "use at most 255")
@@ -221,6 +223,8 @@ class TokenizerIdentity:
     def __post_init__(self) -> None:
         remedy = "it equals eos_id, and padding could not be told from ends of text; use an id of its own"
         require(self.pad_id != self.eos_id, "pad_id", self.pad_id, remedy)
+        for name in ("eos_id", "pad_id"):
+            require(0 <= getattr(self, name) < 2**31, name, getattr(self, name), "use an id from 0 to 2**31 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,12 @@ def diagnose(
 
 
 def _best(measurements: Sequence[Measurement]) -> int:
-    """The fastest that keeps the order; the recipe's own settings unless another is clearly faster."""
+    """The fastest that keeps the order; the recipe's own settings unless another is clearly faster.
+
+    An epoch so short that it was read again and again says nothing about settings for long ones.
+    """
+    if any(m.restarts for m in measurements):
+        return 0
     rates = [0.0 if m.variant.changes_order else m.tokens_per_second for m in measurements]
     fastest = max(range(len(rates)), key=rates.__getitem__)
     return fastest if rates[fastest] > rates[0] * (1 + NOISE) else 0

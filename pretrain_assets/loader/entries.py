@@ -30,7 +30,7 @@ UNUSED_DAYS = 30
 
 _LOCK = ".lock"
 _DAY_SECONDS = 86_400
-_kept: dict[Path, IO[bytes]] = {}
+_kept: dict[Path, int] = {}
 _log = logging.getLogger(__name__)
 
 
@@ -63,8 +63,8 @@ def sole_process(entry: Path, work: str) -> Iterator[None]:
             lock = stack.enter_context(_locked(entry.with_name(entry.name + _LOCK), wait=True))
             assert lock is not None
             lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()} {work}")
-            lock.flush()
+            # unbuffered: what a full disk refuses must not be tried again by closing the file
+            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()} {work}".encode())
         yield
 
 
@@ -103,7 +103,7 @@ def keep(entry: Path) -> None:
 
     touch(entry)
     if entry not in _kept:
-        _kept[entry] = (entry / MANIFEST).open("rb")
+        _kept[entry] = os.open(entry / MANIFEST, os.O_RDONLY)  # and left open, until the process ends
         fcntl.flock(_kept[entry], fcntl.LOCK_SH)
 
 

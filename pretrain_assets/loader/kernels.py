@@ -105,7 +105,8 @@ def pack(
         position_ids: Filled with the place in the document's part of the block; may be empty.
 
     Returns:
-        -1, or the number (in `source`) of the first document whose length is not the planned one.
+        -1, or the number (in `source`) of the first document whose length is not the planned one; -2 if what is left
+        does not fit `next_carry`, so that the plan contradicts itself.
     """
     num_cycles, num_splits, seq_len = input_ids.shape
     number = carry_start = left = 0
@@ -141,7 +142,7 @@ def pack(
             if position_ids.size:
                 _count_up(position_ids[cycle, s, offset:], offset - start)
             at += seq_len - offset
-    return -1
+    return -1 if left == len(next_carry) else -2
 
 
 @compiled
@@ -183,7 +184,8 @@ def _lay(
         at += count
         done += count
     for k in range(done, total):
-        next_carry[left] = tokens[k] if k < len(tokens) else eos_id
+        if left < len(next_carry):
+            next_carry[left] = tokens[k] if k < len(tokens) else eos_id
         left += 1
     return at, doc, start, left
 

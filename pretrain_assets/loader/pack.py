@@ -18,6 +18,7 @@ from pretrain_assets.loader import kernels
 from pretrain_assets.loader.buffers import BufferPool
 from pretrain_assets.loader.plan import EpochPlan, Int64Array
 from pretrain_assets.loader.read import take_rows
+from pretrain_assets.loader.store import cache_folder
 
 if TYPE_CHECKING:
     import lance
@@ -172,6 +173,11 @@ class Packer:
             self.pad_id,
             *arrays,
         )
+        if wrong == -2:
+            raise TableError(
+                f"The plan of epoch {plan.epoch} contradicts itself: its copy in {cache_folder()} was damaged. Remove "
+                "that folder and run this again."
+            )
         if wrong >= 0:
             row = plan.order[kernels.places(documents.first, documents.last)[wrong]]
             raise TableError(

@@ -6,7 +6,8 @@ the whole: in + repeated = planned + left out, and planned = trained + not reach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -19,6 +20,9 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 
+MANY_REPEATS = 4.0
+"""Repeats of the same data beyond which more of them are worth little (Muennighoff et al. 2023, section 5)."""
+_log = logging.getLogger(__name__)
 
 DRAWN = (
     *("rows_in", "rows_repeated", "rows_left_out_thinned"),
@@ -46,6 +50,25 @@ def tally(num_tokens: Int32Array, parts: UInt8Array, positions: UInt32Array, *, 
         more, none = np.maximum(again, 1) - 1, again == 0
         drawn[part] = len(lengths), more.sum(), none.sum(), lengths.sum(), more @ lengths, lengths[none].sum()
     return drawn
+
+
+def describe_mixture(parts: Mapping[str, Mapping[str, float]]) -> None:
+    """Log how often an epoch repeats each part of its mixture, or what it leaves out of it; many repeats are a warning.
+
+    Args:
+        parts: Ledger of the epoch by part.
+    """
+    for name, part in parts.items():
+        drawn = part["tokens_in"] + part["tokens_repeated"] - part["tokens_left_out_thinned"]
+        times = drawn / max(1, part["tokens_in"])
+        level = logging.WARNING if times > MANY_REPEATS else logging.INFO
+        _log.log(
+            level,
+            "mixture: %.1f%% of an epoch's tokens are %s's, which is %.2f times each of its tokens",
+            100 * part["weight_share"],
+            name,
+            times,
+        )
 
 
 def ledger_by_part(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pretrain_assets.config import DataConfig
-from pretrain_assets.errors import FilterError
+from pretrain_assets.errors import FilterError, TableError
 from pretrain_assets.loader.mixture import assign, mix
 from pretrain_assets.loader.parts import tally
 from pretrain_assets.loader.plan import EpochPlan, KeptRows
@@ -145,6 +145,9 @@ class Planner:
                     "Run the tokenized stage (`pretrain tokenize`) and train on its version, or add "
                     f"`AND {column} IS NOT NULL` to the filter."
                 )
+            if batch.num_rows and batch[column].to_numpy().min() < 0:
+                row_id = batch["_rowid"][int(batch[column].to_numpy().argmin())]
+                raise TableError(f"{column} is negative at row id {row_id}. Run the tokenized stage again.")
             yield batch
 
     def _write_plan(self, writer: Writer, rows: KeptRows, epoch: int, rows_digest: str) -> Mapping[str, Any]:

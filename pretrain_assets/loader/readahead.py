@@ -27,6 +27,11 @@ MOST_READS = 64
 RAMP = 8
 """The first window is that much smaller than the others, so that the first block comes soon."""
 
+THREADS = "block-"
+"""How the names of its threads begin."""
+CLOSING_SECONDS = 10.0
+"""Time given to reads under way when a stream is closed; later ones end by themselves."""
+
 Span = tuple[int, int]
 
 
@@ -59,7 +64,7 @@ class ReadAhead:
             except BaseException as error:  # handed to the consumer, whatever it is
                 _put(ready, error, closed)
 
-        thread = threading.Thread(target=produce, name="block-packer", daemon=True)
+        thread = threading.Thread(target=produce, name=f"{THREADS}packer", daemon=True)
         thread.start()
         try:
             while True:
@@ -73,7 +78,10 @@ class ReadAhead:
                 yield item
         finally:
             closed.set()
-            thread.join()
+            # The collector may close a forgotten stream in any thread, also in one that the packer is waiting for; and
+            # an object store that hangs must not keep a cancelled run.
+            if not threading.current_thread().name.startswith(THREADS):
+                thread.join(CLOSING_SECONDS)
 
     def _packed(
         self,
@@ -90,7 +98,7 @@ class ReadAhead:
         most, depth = self._most_reads(cycles * cycle_tokens), self.settings.io_threads
         carry = self.packer.no_carry()
         pending: deque[tuple[Span, Future[Documents]]] = deque()
-        with ThreadPoolExecutor(most, thread_name_prefix="block-reader") as readers:
+        with ThreadPoolExecutor(most, thread_name_prefix=f"{THREADS}reader") as readers:
 
             def submit() -> None:
                 for span in islice(spans, max(0, depth - len(pending))):

@@ -6,6 +6,7 @@ number of ranks was before, and whatever the settings of the reading are. Its st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.convert import require
+from pretrain_assets.errors import ConfigError, TableError
 from pretrain_assets.loader.allocator import keep_freed_memory
 from pretrain_assets.loader.pack import IntArray, Outputs, Packer, Window
 from pretrain_assets.loader.plan import EpochPlan
@@ -65,13 +67,13 @@ class BlockLoader:
         settings: LoaderConfig = DEFAULTS,
         setting: str = "data.filter",
     ):
-        check_world_size(data.num_splits, world_size)
+        check_world_size(data.num_splits, world_size, rank)
         owned = data.num_splits // world_size
         self.pin, self.data, self.tokenizer, self.settings = pin, data, tokenizer, settings
         self.splits = range(rank * owned, (rank + 1) * owned)
         self.planner = Planner(location, pin, data, setting=setting)
         self._count = Counter()
-        self._segments = lru_cache(lambda epoch, cycles: most_segments(self.plan(epoch), self.splits, cycles))
+        self._segments = lru_cache(lambda epoch, *at: most_segments(self.plan(epoch), self.splits, *at))
 
     def plan(self, epoch: int) -> EpochPlan:
         """The plan of an epoch, made by the first rank that asks.
@@ -85,6 +87,7 @@ class BlockLoader:
     def dataset(self) -> lance.LanceDataset:
         """The pinned version as it is read: from a local copy if asked for, by io_uring where possible."""
         dataset = self.planner.dataset
+        check_token_column(dataset, self.data.token_column)
         if self.settings.prefetch and is_remote(dataset.uri):
             dataset = mirror(dataset, [self.data.token_column], cache_folder())
         return fastest(dataset)
@@ -109,10 +112,18 @@ class BlockLoader:
         """Whole batches of an epoch from a cycle on; blocks that fill no whole batch at its end are left out.
 
         Nothing is read beyond `max_batches` batches (None: to the end of the epoch).
-        Close the iterator (or exhaust it) to end its threads. An error of theirs is raised here.
+        Close the iterator (or exhaust it) to end its threads. An error of theirs is raised by it.
+
+        Raises:
+            ConfigError: an argument out of range.
         """
+        require(epoch >= 0, "epoch", epoch, "epochs count from 0")
+        require(cycles_per_batch >= 1, "cycles_per_batch", cycles_per_batch, "use at least 1")
+        require(dtype in ("int64", "int32"), "dtype", dtype, "use int64 or int32")
         keep_freed_memory()
         plan = self.plan(epoch)
+        last = plan.cycles_per_epoch
+        require(0 <= start_cycle <= last, "start_cycle", start_cycle, f"epoch {epoch} has the cycles from 0 to {last}")
         num_batches = max(0, plan.cycles_per_epoch - start_cycle) // cycles_per_batch
         if max_batches is not None:
             num_batches = min(num_batches, max_batches)
@@ -125,11 +136,17 @@ class BlockLoader:
             plan=plan,
             splits=self.splits,
         )
-        segments = self._segments(epoch, cycles_per_batch) if cu_seqlens else 0
-        self._begin_epoch(plan, start_cycle)
+        segments = self._segments(epoch, cycles_per_batch, start_cycle % cycles_per_batch) if cu_seqlens else 0
         ahead = ReadAhead(packer=packer, outputs=outputs, settings=self.settings, count=self._count, pinned=pin_memory)
-        for window in ahead.windows(start_cycle, start_cycle + num_batches * cycles_per_batch, cycles_per_batch):
-            yield from _batches_of(window, cycles_per_batch, segments)
+        stop = start_cycle + num_batches * cycles_per_batch
+
+        def stream() -> Generator[Batch, None, None]:
+            self._begin_epoch(plan, start_cycle)
+            with contextlib.closing(ahead.windows(start_cycle, stop, cycles_per_batch)) as windows:
+                for window in windows:
+                    yield from _batches_of(window, cycles_per_batch, segments)
+
+        return stream()
 
     def _begin_epoch(self, plan: EpochPlan, cycle: int) -> None:
         consumed = plan.position(cycle)
@@ -159,12 +176,32 @@ def _batches_of(window: Window, cycles_per_batch: int, segments: int) -> Generat
         yield Batch(input_ids=ids, doc_ids=docs, position_ids=positions, cu_seqlens=bounds)
 
 
-def check_world_size(num_splits: int, world_size: int) -> None:
-    """Refuse a number of ranks that cannot share the splits equally.
+def check_token_column(dataset: lance.LanceDataset, column: str) -> None:
+    """Refuse a column that does not hold lists of token ids, or whose ids could be beyond 32 bits.
 
     Raises:
-        ConfigError: num_splits is not a multiple of world_size.
+        TableError: it is not there, or of another type.
     """
+    import pyarrow as pa
+
+    kind = dataset.schema.field(column).type if column in dataset.schema.names else None
+    lists = kind is not None and (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    wide = (pa.int64(), pa.uint64(), pa.uint32())
+    if not lists or not pa.types.is_integer(kind.value_type) or kind.value_type in wide:
+        raise TableError(
+            f"{dataset.uri} version {dataset.version}: {column} is {kind or 'not there'}, and not list<int32>. Run the "
+            "tokenized stage and train on its version."
+        )
+
+
+def check_world_size(num_splits: int, world_size: int, rank: int = 0) -> None:
+    """Refuse a number of ranks that cannot share the splits equally, and a rank that is none of them.
+
+    Raises:
+        ConfigError: num_splits is not a multiple of world_size, or rank is out of range.
+    """
+    require(world_size >= 1, "world_size", world_size, "use at least 1")
+    require(0 <= rank < world_size, "rank", rank, f"ranks count from 0 to world_size - 1 = {world_size - 1}")
     if num_splits % world_size:
         fitting = ", ".join(str(n) for n in range(1, num_splits + 1) if num_splits % n == 0)
         raise ConfigError(

@@ -11,14 +11,22 @@ import numpy.typing as npt
 from pretrain_assets.loader.plan import EpochPlan
 
 
-def most_segments(plan: EpochPlan, splits: range, cycles_per_batch: int) -> int:
-    """The largest number of documents' parts in any batch of some splits; a block begins a part, so does a document."""
+def most_segments(plan: EpochPlan, splits: range, cycles_per_batch: int, start_cycle: int) -> int:
+    """The largest number of documents' parts in any batch of some splits; a block begins a part, so does a document.
+
+    Args:
+        plan: Order of the epoch.
+        splits: Splits of the batches.
+        cycles_per_batch: Cycles of a batch.
+        start_cycle: A cycle at which a batch begins.
+    """
+    first = start_cycle % cycles_per_batch * plan.seq_len
     length = cycles_per_batch * plan.seq_len
     starts = np.zeros(plan.cycles_per_epoch // cycles_per_batch + 1, np.int64)
     for split in splits:
         begins = plan.ends_of(split)[:-1]
-        begins = begins[(begins % plan.seq_len != 0) & (begins < plan.cycles_per_epoch * plan.seq_len)]
-        starts += np.bincount(begins // length, minlength=len(starts))
+        inside = (begins % plan.seq_len != 0) & (begins >= first) & (begins < plan.cycles_per_epoch * plan.seq_len)
+        starts += np.bincount((begins[inside] - first) // length, minlength=len(starts))
     return int(starts.max()) + len(splits) * cycles_per_batch
 
 

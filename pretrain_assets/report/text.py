@@ -22,8 +22,12 @@ if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.table.upkeep.maintain import MaintainReport
     from pretrain_assets.table.upkeep.retention import Kept
 
-MIXTURE_LINES = ("tokens_trained", "tokens_repeated", "tokens_left_out_thinned")
-"""Lines of a part's ledger that a table of the mixture shows, added up over the epochs."""
+MIXTURE_LINES = {
+    "tokens_trained": "tokens trained so far",
+    "tokens_repeated": "repeated in whole epochs",
+    "tokens_left_out_thinned": "left out of whole epochs",
+}
+"""Lines of a part's ledger that a table of the mixture shows, added up over the epochs entered, and their headers."""
 
 
 def megabytes(num_bytes: int) -> str:
@@ -113,7 +117,7 @@ def mixture_text(passport: Mapping[str, Any], *, tablefmt: str = "simple") -> st
         ]
         for name, part in (ledgers[-1].items() if ledgers else ())
     ]
-    headers = ["part", "due", "share of tokens", *(line.replace("_", " ") for line in MIXTURE_LINES)]
+    headers = ["part", "due", "share so far", *MIXTURE_LINES.values()]
     return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True) if rows else ""
 
 

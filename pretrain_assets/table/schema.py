@@ -114,7 +114,8 @@ def tokenizer_identity(dataset: lance.LanceDataset, column: str = "input_ids") -
     """
     if column not in dataset.schema.names:
         raise TableError(
-            f"{dataset.uri} version {dataset.version} has no {column}: materialize corpus/tokenized first."
+            f"{dataset.uri} version {dataset.version} has no {column}: materialize corpus/tokenized first (`pretrain "
+            "tokenize`, with `--beside` for a second tokenizer), and train on its version."
         )
     metadata = dataset.schema.field(column).metadata or {}
     return from_dict(TokenizerIdentity, json.loads(metadata[PARAMETERS_KEY]))

@@ -96,7 +96,8 @@ def content_digest(dataset: lance.LanceDataset) -> str:
     the name of a data file is never used twice.
     """
     fragments = [fragment.metadata.to_json() for fragment in dataset.get_fragments()]
-    return digest([([file["path"] for file in f["files"]], f["deletion_file"]) for f in fragments])
+    files = [([(file["path"], file["fields"]) for file in f["files"]], f["deletion_file"]) for f in fragments]
+    return digest([[(field.name(), field.id()) for field in dataset.lance_schema.fields()], files])
 
 
 def tag_version(dataset: lance.LanceDataset, record: LineageRecord) -> None:

@@ -16,14 +16,17 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity
+from pretrain_assets.convert import require
 from pretrain_assets.errors import CheckpointError, ConfigError
 from pretrain_assets.loader.state import position_from, state_at
-from pretrain_assets.loader.stream import DEFAULTS, BlockLoader
+from pretrain_assets.loader.stream import DEFAULTS, BlockLoader, check_world_size
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.train.iterations import Iterations, Position, Turn, in_worker, worker
 
 Item = dict[str, Tensor]
+OUTPUTS = {"dtype", "doc_ids", "position_ids", "cu_seqlens", "pin_memory"}
+"""Arguments of `BlockLoader.batches` that say what a batch holds."""
 
 
 class PackedDataset(IterableDataset[Item]):
@@ -72,6 +75,11 @@ class PackedDataset(IterableDataset[Item]):
             outputs: Further arguments of `BlockLoader.batches`, such as `{"position_ids": True}`.
         """
         super().__init__()
+        check_world_size(data.num_splits, world_size, rank)
+        cycles = 1 if cycles_per_batch is None else cycles_per_batch
+        require(cycles >= 1, "cycles_per_batch", cycles, "use at least 1")
+        unknown = set(outputs or {}) - OUTPUTS
+        require(not unknown, "outputs", sorted(unknown), f"name some of {', '.join(sorted(OUTPUTS))}")
         if cycles_per_batch is None and (outputs or {}).get("cu_seqlens"):
             raise ConfigError("cu_seqlens are made for whole batches: set cycles_per_batch, or leave them out")
         self._source = (location, pin, data, tokenizer)
@@ -185,6 +193,7 @@ class PackedDataset(IterableDataset[Item]):
         Raises:
             CheckpointError: the blocks do not make up whole cycles.
         """
+        require(num_batches >= 0, "num_batches", num_batches, "use 0 or more")
         begun = self._iterations.last
         position = self._folded(begun._replace(items=begun.items + num_batches))
         if position.items:

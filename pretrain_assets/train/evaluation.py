@@ -61,8 +61,9 @@ class HeldOut:
         count = min(wanted, loader.plan(0).blocks_per_epoch)
         if count < wanted and world.is_main:
             _log.info("evaluating on all %d blocks of the held-out rows (eval_blocks=%d)", count, wanted)
-        with contextlib.closing(loader.batches(0, cycles_per_batch=count, max_batches=1)) as batches:
-            self.blocks = next(batches).input_ids
+        stream = loader.batches(0, cycles_per_batch=count, max_batches=1, dtype="int32", doc_ids=False)
+        with contextlib.closing(stream) as batches:
+            self.blocks = next(batches).input_ids.to(torch.int64)
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ the number of ranks and the micro-batch. Nothing waits for the device between tw
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, cast
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError, PretrainError
+from pretrain_assets.loader.parts import describe_mixture
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import BlockLoader
 from pretrain_assets.table.lineage import Pin
@@ -51,6 +53,8 @@ class Trainer:
         )
         self.schedule = Schedule(self.loader.plan, spec.recipe.cycles_per_step)
         self.total_steps = self.schedule.total_steps(max_steps=self.config.max_steps, epochs=self.config.epochs)
+        if world.is_main and data.mixture:
+            describe_mixture(self.loader.plan(0).ledger()["parts"])
         self.held_out = HeldOut(location, spec, world)
         self.model = GPT(spec.recipe.model, spec.tokenizer, data.seq_len)
         self.model.init_weights(self.config.init_seed)
@@ -96,11 +100,13 @@ class Trainer:
         self._diverged_at = torch.zeros((), dtype=torch.int64, device=self.world.device)
         if self.step == 0:
             self._evaluate()
-        self._restart_clock()
         with contextlib.closing(self._batches()) as batches:
+            first = list(itertools.islice(batches, int(self.step < self.total_steps)))
+            self._restart_clock()  # waiting for the first blocks is part of starting
+            stream = itertools.chain(first, batches)
             while self.step < self.total_steps:
                 asked = time.perf_counter()
-                epoch, ids = next(batches)
+                epoch, ids = next(stream)
                 self._waited += time.perf_counter() - asked
                 self.step += 1
                 loss, norm = self._train_step(ids)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pretrain_assets.config import RunSpec
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import ConfigError, PretrainError
 from pretrain_assets.launch.contract import (
     EXIT_DONE,
     EXIT_STOPPED,
@@ -49,7 +49,12 @@ def run(spec: RunSpec, should_stop: Callable[[], bool] = lambda: False) -> int:
         try:
             result = _train(spec, world, reporters, should_stop)
         except Exception as error:
-            failure = {"status": "failed", "error": str(error), "error_type": type(error).__name__}
+            failure = {
+                "status": "failed",
+                "error": str(error),
+                "error_type": type(error).__name__,
+                "is_mistake": isinstance(error, PretrainError),  # which the same command would meet again
+            }
             _finish(spec, world, reporters, failure, started)
             raise
         _finish(spec, world, reporters, result, started)

@@ -42,6 +42,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         if not is_remote(uri) and not uri.startswith("/"):
             raise ConfigError(f"{uri!r} must be absolute: the run starts in another process, perhaps on another node")
     dataset = open_pin(location, pin)
+    tokenizer = tokenizer_identity(dataset, recipe.data.token_column)
     for setting in ("filter", "held_out_filter"):
         predicate = getattr(recipe.data, setting)
         check_predicate(dataset, predicate, setting=f"data.{setting}")
@@ -56,7 +57,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         table_name=location.table_name,
         pin=str(pin),
         tag=tag,
-        tokenizer=tokenizer_identity(dataset, recipe.data.token_column),
+        tokenizer=tokenizer,
         run_dir="",
         storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
     )
