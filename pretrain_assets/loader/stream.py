@@ -180,16 +180,16 @@ def check_token_column(dataset: lance.LanceDataset, column: str) -> None:
     """Refuse a column that does not hold lists of token ids, or whose ids could be beyond 32 bits.
 
     Raises:
-        TableError: it is not there, or of another type.
+        TableError: it is not there (null), or of another type.
     """
     import pyarrow as pa
 
-    kind = dataset.schema.field(column).type if column in dataset.schema.names else None
-    lists = kind is not None and (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    kind = dataset.schema.field(column).type if column in dataset.schema.names else pa.null()
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     wide = (pa.int64(), pa.uint64(), pa.uint32())
     if not lists or not pa.types.is_integer(kind.value_type) or kind.value_type in wide:
         raise TableError(
-            f"{dataset.uri} version {dataset.version}: {column} is {kind or 'not there'}, and not list<int32>. Run the "
+            f"{dataset.uri} version {dataset.version}: {column} is {kind}, and not list<int32>. Run the "
             "tokenized stage and train on its version."
         )
 
