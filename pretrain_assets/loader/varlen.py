@@ -20,14 +20,15 @@ def most_segments(plan: EpochPlan, splits: range, cycles_per_batch: int, start_c
         cycles_per_batch: Cycles of a batch.
         start_cycle: A cycle at which a batch begins.
     """
-    first = start_cycle % cycles_per_batch * plan.seq_len
-    length = cycles_per_batch * plan.seq_len
-    starts = np.zeros(plan.cycles_per_epoch // cycles_per_batch + 1, np.int64)
+    skipped, length = start_cycle % cycles_per_batch, cycles_per_batch * plan.seq_len
+    batches = (plan.cycles_per_epoch - skipped) // cycles_per_batch
+    first = skipped * plan.seq_len
+    starts = np.zeros(batches, np.int64)
     for split in splits:
         begins = plan.ends_of(split)[:-1]
-        inside = (begins % plan.seq_len != 0) & (begins >= first) & (begins < plan.cycles_per_epoch * plan.seq_len)
-        starts += np.bincount((begins[inside] - first) // length, minlength=len(starts))
-    return int(starts.max()) + len(splits) * cycles_per_batch
+        inside = (begins % plan.seq_len != 0) & (begins >= first) & (begins < first + batches * length)
+        starts += np.bincount((begins[inside] - first) // length, minlength=batches)
+    return int(starts.max(initial=0)) + len(splits) * cycles_per_batch
 
 
 def cu_seqlens(doc_ids: npt.NDArray[np.integer], segments: int) -> npt.NDArray[np.int32]:
