@@ -53,7 +53,9 @@ def test_a_measurement_counts_whole_windows_after_the_small_first_ones(table: Ta
     for measured in profile(table, variants, batches=40):
         assert measured.restarts == 0 and measured.batches % 16 == 0 and 40 <= measured.batches < 40 + 16
         assert measured.tokens == measured.batches * batch
-        assert measured.bytes_read > 4 * measured.tokens * 0.5 and measured.seconds > measured.pack_seconds > 0
+        # four windows may have been read ahead when it begins, and none when it ends, or the other way round
+        assert abs(measured.bytes_read / 4 - measured.tokens) < 5 * 16 * batch
+        assert measured.seconds > measured.pack_seconds > 0
         assert measured.tokens_per_second == pytest.approx(measured.tokens / measured.seconds)
         assert measured.first_block_seconds > 0 and measured.peak_memory_bytes > 50e6 and measured.retries == 0
 
