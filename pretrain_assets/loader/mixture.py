@@ -43,7 +43,7 @@ UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
 SCAN_BATCH_ROWS = 262_144
-"""Rows per scan batch."""
+"""Rows per scan batch: 20-80 times faster than the default of 1,024 (TABLE.md), and 5 MB."""
 
 
 def assign(

@@ -66,7 +66,7 @@ def take_rows(
         return dataset._take_rows(rows, columns=columns)  # the only take by stable row id that pylance 14 offers
 
     try:
-        table = _patiently(lambda: take(row_ids), remote=_is_object_store(dataset.uri), retried=retried)
+        table = _patiently(lambda: take(row_ids), remote=is_object_store(dataset.uri), retried=retried)
     except OSError as error:
         raise TableError(
             f"{dataset.uri} at version {dataset.version}: row id {_culprit(take, row_ids)} cannot be read: "
@@ -82,7 +82,8 @@ def take_rows(
     return table
 
 
-def _is_object_store(uri: str) -> bool:
+def is_object_store(uri: str) -> bool:
+    """Whether a dataset is read over a network: a local one opened by io_uring has a scheme too."""
     return is_remote(uri) and not uri.startswith(URING_SCHEME)
 
 

@@ -18,8 +18,8 @@ from itertools import islice
 from pretrain_assets.config import LoaderConfig
 from pretrain_assets.loader.buffers import BufferPool
 from pretrain_assets.loader.pack import Documents, Outputs, Packer, Window
+from pretrain_assets.loader.read import is_object_store
 from pretrain_assets.loader.stats import Counter
-from pretrain_assets.table.storage import is_remote
 
 TOKEN_BYTES = 4
 """Bytes of a token as read."""
@@ -143,7 +143,7 @@ class ReadAhead:
     @property
     def _latency_rules(self) -> bool:
         """Whether more reads at once are faster: on an object store each takes long and costs no processor."""
-        return is_remote(self.packer.dataset.uri) and not self.packer.dataset.uri.startswith("file+")
+        return is_object_store(self.packer.dataset.uri)
 
 
 def _spans(start: int, stop: int, cycles: int, cycles_per_batch: int) -> Iterator[Span]:
