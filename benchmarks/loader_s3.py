@@ -111,7 +111,8 @@ def _ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         ratios[f"ours_vs_streaming_clump_{clump}"] = rates[0] / rates[2]
         ratios[f"share_of_local_speed_kept_clump_{clump}"] = rates[0] / rates[1]
         requests = [float(number["requests_per_block"]) for number in (theirs, mine)]
-        ratios[f"requests_per_block_streaming_vs_ours_clump_{clump}"] = requests[0] / requests[1]
+        if all(requests):  # a small table may be read whole before the first block, and no request be counted
+            ratios[f"requests_per_block_streaming_vs_ours_clump_{clump}"] = requests[0] / requests[1]
     return ratios
 
 
