@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from pretrain_assets.config import DataConfig, ModelConfig, Recipe, TrainConfig
+from pretrain_assets.config import DataConfig, ExecutionConfig, ModelConfig, Recipe, TrainConfig
 from pretrain_assets.errors import ConfigError
 
 
@@ -25,15 +25,13 @@ def demo() -> Recipe:
         ),
         train=TrainConfig(
             global_batch_tokens=8 * 128,
-            micro_batch_blocks=4,
             learning_rate=5e-3,
             min_learning_rate=5e-4,
             warmup_steps=10,
-            log_every=10,
             eval_every=50,
             eval_blocks=32,
-            checkpoint_every=50,
         ),
+        execution=ExecutionConfig(micro_batch_blocks=4, checkpoint_every=50),
         sample_prompt="MARRIAGE, n.",
     )
 
@@ -48,9 +46,8 @@ def gpt2_124m() -> Recipe:
         name="gpt2_124m",
         model=ModelConfig(n_layer=12, n_head=12, n_embd=768),
         data=DataConfig(filter=FINEWEB_FILTER, held_out_filter=FINEWEB_HELD_OUT),
-        train=TrainConfig(
-            global_batch_tokens=512 * 1024, micro_batch_blocks=32, warmup_steps=200, eval_blocks=2048, compile=True
-        ),
+        train=TrainConfig(global_batch_tokens=512 * 1024, warmup_steps=200, eval_blocks=2048),
+        execution=ExecutionConfig(micro_batch_blocks=32, compile=True),
     )
 
 
@@ -62,15 +59,13 @@ def gpt2_354m() -> Recipe:
         data=DataConfig(filter=FINEWEB_FILTER, held_out_filter=FINEWEB_HELD_OUT),
         train=TrainConfig(
             global_batch_tokens=512 * 1024,
-            micro_batch_blocks=16,
             max_steps=13_351,
             learning_rate=3e-4,
             min_learning_rate=3e-5,
             warmup_steps=200,
             eval_blocks=2048,
-            checkpoint_every=500,
-            compile=True,
         ),
+        execution=ExecutionConfig(micro_batch_blocks=16, checkpoint_every=500, compile=True),
     )
 
 

@@ -29,10 +29,10 @@ TINY = {
     "train.global_batch_tokens": 8 * 32,
     "train.max_steps": 6,
     "train.warmup_steps": 1,
-    "train.log_every": 1,
+    "execution.log_every": 1,
     "train.eval_every": 3,
     "train.eval_blocks": 8,
-    "train.checkpoint_every": 3,
+    "execution.checkpoint_every": 3,
 }
 """The demo's recipe, made small enough for a test."""
 

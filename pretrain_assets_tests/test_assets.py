@@ -62,7 +62,7 @@ class TestLocalStory(PipelineStory):
         from dagster_graphql import DagsterGraphQLClient
 
         client = DagsterGraphQLClient("127.0.0.1", ui_port)
-        endless = {**TINY, "train.max_steps": 100_000, "train.checkpoint_every": 1}
+        endless = {**TINY, "train.max_steps": 100_000, "execution.checkpoint_every": 1}
         run_id = client.submit_job_execution(
             "pretrain",
             run_config={

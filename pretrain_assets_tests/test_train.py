@@ -27,6 +27,7 @@ import torch
 
 from pretrain_assets.config import (
     DataConfig,
+    ExecutionConfig,
     ModelConfig,
     Recipe,
     RunSpec,
@@ -44,7 +45,7 @@ from pretrain_assets.train.flops import flops_per_token, mfu, peak_tflops
 from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.model import GPT
-from pretrain_assets.train.optim import learning_rate, make_optimizer
+from pretrain_assets.train.optim import learning_rate, make_optimizers
 from pretrain_assets.train.passport import missing_fields
 from pretrain_assets.train.reporting import open_reporters
 from pretrain_assets.train.run import run
@@ -59,15 +60,13 @@ RECIPE = Recipe(
     data=DataConfig(filter="id % 10 != 0", held_out_filter="id % 10 = 0", seq_len=SEQ, num_splits=4, seed=1),
     train=TrainConfig(
         global_batch_tokens=4 * SEQ * 2,
-        micro_batch_blocks=3,
         max_steps=18,
         learning_rate=1e-2,
         warmup_steps=4,
-        log_every=1,
         eval_every=6,
         eval_blocks=5,
-        checkpoint_every=4,
     ),
+    execution=ExecutionConfig(micro_batch_blocks=3, log_every=1, checkpoint_every=4),
 )
 
 DRIVER = """
@@ -241,7 +240,7 @@ def test_residual_projections_start_smaller():
 
 def test_only_matrices_decay():
     model = tiny_model()
-    decayed, spared = make_optimizer(model, RECIPE.train).param_groups
+    decayed, spared = make_optimizers(model, RECIPE.train)[0].param_groups
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
     assert {p.dim() for p in spared["params"]} == {1} and spared["weight_decay"] == 0.0
 
@@ -316,7 +315,7 @@ def test_killed_rank_then_the_same_command_again_is_bitwise_undisturbed(undistur
 
 
 def test_micro_batches_do_not_change_the_run(undisturbed, make_spec):
-    spec = make_spec(train__micro_batch_blocks=8)
+    spec = make_spec(execution__micro_batch_blocks=8)
     run(spec)
     assert_close(losses(spec.run_dir), losses(undisturbed[0].run_dir))
 
@@ -330,7 +329,7 @@ def test_a_finished_run_is_not_run_again(undisturbed, caplog):
 
 
 def test_epochs_are_exact_and_their_ledgers_close(make_spec):
-    spec = make_spec(train__max_steps=None, train__epochs=2, train__checkpoint_every=1000)
+    spec = make_spec(train__max_steps=None, train__epochs=2, execution__checkpoint_every=1000)
     assert run(spec) == 0
     result = read_result(spec.run_dir)
     steps = result["passport"]["budget"]["steps_per_epoch"]
@@ -343,7 +342,7 @@ def test_epochs_are_exact_and_their_ledgers_close(make_spec):
             + (ledger["tokens_trained"])
         )
     assert (
-        run(override_spec(spec, train__epochs=3, train__checkpoint_every=1000)) == 0
+        run(override_spec(spec, train__epochs=3, execution__checkpoint_every=1000)) == 0
     )  # a longer run goes on from there
     assert read_result(spec.run_dir)["step"] == 3 * steps
 
@@ -405,7 +404,7 @@ def test_launching_on_a_number_of_processes_that_does_not_divide_starts_nothing(
 
 
 def test_a_diverging_loss_stops_with_its_step_and_saves_nothing(make_spec):
-    spec = make_spec(train__learning_rate=1e30, train__warmup_steps=1, train__log_every=5)
+    spec = make_spec(train__learning_rate=1e30, train__warmup_steps=1, execution__log_every=5)
     with pytest.raises(PretrainError, match=r"The loss of step [2-5] is not finite"):
         run(spec)
     assert checkpoint.steps(spec.run_dir) == []
@@ -499,7 +498,7 @@ def test_checkpoints_live_on_s3_too(undisturbed, database, s3):
 
 # --- processes ------------------------------------------------------------------------------------------------------
 
-ENDLESS = {"train__max_steps": 1_000_000, "train__eval_every": 1_000_000, "train__checkpoint_every": 1_000_000}
+ENDLESS = {"train__max_steps": 1_000_000, "train__eval_every": 1_000_000, "execution__checkpoint_every": 1_000_000}
 
 
 def trained_past(run_dir: str, step: int) -> bool:

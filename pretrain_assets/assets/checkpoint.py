@@ -17,7 +17,7 @@ from pretrain_assets.assets.events import check_result, md, user_errors
 from pretrain_assets.assets.keys import CHECKPOINT, GROUP, TOKENIZED, TRAINING_POOL
 from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
-from pretrain_assets.config import Recipe, RunSpec, from_dict, override, to_dict
+from pretrain_assets.config import Recipe, RunSpec, from_dict, override
 from pretrain_assets.errors import CheckpointError, TableError
 from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
@@ -50,7 +50,7 @@ class CheckpointSettings(dg.Config):
     group_name=GROUP,
     kinds={"pytorch"},
     partitions_def=recipe_partitions,
-    code_version=digest([to_dict(recipe()) for recipe in recipes.RECIPES.values()]),
+    code_version=digest([recipe().lasting for recipe in recipes.RECIPES.values()]),
     pool=TRAINING_POOL,
     description="A trained model, and the passport of exactly the rows it saw. One partition per recipe.",
 )

@@ -4,6 +4,7 @@ Invariant: a config is complete. Whatever changes a result is a field here, and 
 host name or a rank.
 """
 
+from pretrain_assets.config.data import DataConfig, LoaderConfig, MixtureComponent, TokenizerIdentity
 from pretrain_assets.config.stages import (
     DedupConfig,
     EngineConfig,
@@ -12,22 +13,14 @@ from pretrain_assets.config.stages import (
     MaintainConfig,
     TokenizeConfig,
 )
-from pretrain_assets.config.training import (
-    DataConfig,
-    LoaderConfig,
-    MixtureComponent,
-    ModelConfig,
-    Recipe,
-    RunSpec,
-    TokenizerIdentity,
-    TrainConfig,
-)
+from pretrain_assets.config.training import ExecutionConfig, ModelConfig, Recipe, RunSpec, TrainConfig, lasting
 from pretrain_assets.convert import check_name, from_dict, override, to_dict
 
 __all__ = [
     "DataConfig",
     "DedupConfig",
     "EngineConfig",
+    "ExecutionConfig",
     "IndexConfig",
     "IngestConfig",
     "LoaderConfig",
@@ -41,6 +34,7 @@ __all__ = [
     "TrainConfig",
     "check_name",
     "from_dict",
+    "lasting",
     "override",
     "to_dict",
 ]

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pretrain_assets.config import RunSpec, from_dict, to_dict
+from pretrain_assets.config import RunSpec, from_dict, lasting, to_dict
 from pretrain_assets.errors import ConfigError
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED = 0, 1, 75
@@ -61,7 +61,7 @@ def finished_result(spec: RunSpec) -> dict[str, Any] | None:
     if result is None or result["status"] != "done":
         return None
     passport = result.get("passport", {})
-    same = passport.get("identity") == spec.identity and passport.get("recipe") == to_dict(spec.recipe)
+    same = passport.get("identity") == spec.identity and lasting(passport.get("recipe", {})) == spec.recipe.lasting
     last = f"{spec.run_dir.rstrip('/')}/{CHECKPOINTS_NAME}/step_{result['step']:08d}/{MARKER_NAME}"
     return result if same and read_file(last) is not None else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config.training import data_identity
+from pretrain_assets.config.data import data_identity
 from pretrain_assets.errors import CheckpointError, DataIdentityError
 from pretrain_assets.loader.plan import EpochPlan
 from pretrain_assets.loader.planner import EPOCH_SEED_STRIDE

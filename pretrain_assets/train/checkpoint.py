@@ -58,7 +58,7 @@ def save(run_dir: str, step: int, tensors: Mapping[str, Mapping[str, Tensor]], p
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"Cannot write checkpoint {uri}: {error}.{_free_space(run_dir)} Earlier checkpoints are intact. Free "
-            "space, lower train.keep_last or choose another run_dir, then start the same run again: it resumes."
+            "space, lower execution.keep_last or choose another run_dir, then start the same run again: it resumes."
         ) from error
     return uri
 

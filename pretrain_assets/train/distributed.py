@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +49,9 @@ class World:
         """The main rank's value of an integer."""
         return self._reduce(value if self.is_main else 0, dist.ReduceOp.SUM)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with gradients averaged over all ranks."""
-        if self.size == 1:
-            return model
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+    def new_host_group(self) -> dist.ProcessGroup | None:
+        """Another group of all ranks on the host, for a thread of its own; all ranks must ask for it together."""
+        return dist.new_group(backend="gloo") if self.size > 1 else None
 
     def _reduce(self, value: int, operation: dist.ReduceOp.RedOpType) -> int:
         if self.size == 1:

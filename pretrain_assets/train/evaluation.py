@@ -20,7 +20,8 @@ from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.distributed import World
-from pretrain_assets.train.model import GPT, targets_of
+from pretrain_assets.train.engine import Blocks, Engine
+from pretrain_assets.train.model import targets_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class HeldOut:
 
     def __init__(self, location: Location, spec: RunSpec, world: World):
         data, self._world = spec.recipe.data, world
-        self._micro_batch_blocks, self._pad_id = spec.recipe.train.micro_batch_blocks, spec.tokenizer.pad_id
+        self._micro_batch_blocks, self._pad_id = spec.recipe.execution.micro_batch_blocks, spec.tokenizer.pad_id
         loader = BlockLoader(
             location,
             Pin.parse(spec.pin),
@@ -58,8 +59,9 @@ class HeldOut:
             setting="data.held_out_filter",
         )
         wanted = spec.recipe.train.eval_blocks
-        count = min(wanted, loader.plan(0).blocks_per_epoch)
-        if count < wanted and world.is_main:
+        there = loader.plan(0).blocks_per_epoch
+        count = min(wanted or there, there)
+        if wanted and count < wanted and world.is_main:
             _log.info("evaluating on all %d blocks of the held-out rows (eval_blocks=%d)", count, wanted)
         stream = loader.batches(0, cycles_per_batch=count, max_batches=1, dtype="int32", doc_ids=False)
         with contextlib.closing(stream) as batches:
@@ -70,15 +72,12 @@ class HeldOut:
         """Tokens that the loss is the mean of."""
         return int((targets_of(self.blocks, self._pad_id) != self._pad_id).sum())
 
-    @torch.no_grad()
-    def loss(self, model: GPT, autocast: contextlib.AbstractContextManager[None]) -> float:
+    def loss(self, engine: Engine) -> float:
         """Mean cross entropy over all held-out tokens, the same on all ranks."""
-        model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        with autocast:
+        with engine.evaluating():
             for part in torch.split(self._mine(), self._micro_batch_blocks):
-                total += model(part.to(self._world.device)).double()
-        model.train()
+                total += engine.loss(Blocks(part.to(self._world.device))).double()
         return float(self._world.sum(total)) / max(1, self.num_tokens)
 
     def _mine(self) -> Tensor:

@@ -89,7 +89,9 @@ def _train(spec: RunSpec, world: World, reporters: list[Reporter], should_stop: 
         "data_wait": data_wait(metrics.records),
         "checkpoint": checkpoint.checkpoint_uri(spec.run_dir, trainer.step),
         "digest": digest,
-        "sample": sample_text(trainer.model, spec.tokenizer, spec.recipe.sample_prompt) if status == "done" else None,
+        "sample": sample_text(trainer.engine.model, spec.tokenizer, spec.recipe.sample_prompt)
+        if status == "done"
+        else None,
         "passport": trainer.passport(),
     }
 

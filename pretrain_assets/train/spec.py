@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from pretrain_assets.config import Recipe, RunSpec, to_dict
+from pretrain_assets.config import Recipe, RunSpec
 from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.loader.mixture import assign
 from pretrain_assets.table.lineage import Pin, digest
@@ -61,8 +61,7 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         run_dir="",
         storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
     )
-    lasting = {name: value for name, value in to_dict(recipe).items() if name != "loader"}  # which changes only speed
-    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, lasting])[:8]}"
+    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, recipe.lasting])[:8]}"
     return dataclasses.replace(spec, run_dir=join(runs_uri, name))
 
 

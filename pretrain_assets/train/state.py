@@ -5,6 +5,7 @@ Invariant: tensors are named after parameters, so a checkpoint does not depend o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,11 +21,13 @@ MODEL, OPTIMIZER = "model", "optimizer"
 _RNG = "rng"
 
 
-def capture(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+def capture(model: GPT, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
     """Tensors by name, by file; the tied head is stored once, as the token embedding."""
     moments = {_RNG: torch.get_rng_state()}
     for name, weight in model.named_parameters():
-        moments |= {f"{name}|{key}": value.detach().cpu() for key, value in optimizer.state[weight].items()}
+        for optimizer in optimizers:
+            if weight in optimizer.state:
+                moments |= {f"{name}|{key}": value.detach().cpu() for key, value in optimizer.state[weight].items()}
     return {MODEL: {name: value.detach().cpu() for name, value in model.state_dict().items()}, OPTIMIZER: moments}
 
 
@@ -43,7 +46,7 @@ def restore_model(folder: Path, model: GPT) -> None:
         ) from error
 
 
-def restore_optimizer(folder: Path, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+def restore_optimizers(folder: Path, model: GPT, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Load the moments and the generator's state of an open checkpoint."""
     stored = read_tensors(folder, OPTIMIZER)
     torch.set_rng_state(stored.pop(_RNG))
@@ -52,7 +55,8 @@ def restore_optimizer(folder: Path, model: GPT, optimizer: torch.optim.Optimizer
         parameter, _, key = name.rpartition("|")
         by_parameter.setdefault(parameter, {})[key] = value
     names = {id(weight): name for name, weight in model.named_parameters()}
-    state = optimizer.state_dict()
-    in_order = [weight for group in optimizer.param_groups for weight in group["params"]]
-    state["state"] = {index: by_parameter[names[id(weight)]] for index, weight in enumerate(in_order)}
-    optimizer.load_state_dict(state)
+    for optimizer in optimizers:
+        state = optimizer.state_dict()
+        in_order = [weight for group in optimizer.param_groups for weight in group["params"]]
+        state["state"] = {index: by_parameter[names[id(weight)]] for index, weight in enumerate(in_order)}
+        optimizer.load_state_dict(state)
