@@ -9,9 +9,10 @@
     │   └── CommitError                  a commit lost a race that cannot be merged; staged work is kept
     │       └── BusyError                another living process does the same work, or maintenance, now
     ├── ColumnError                      a row that a stage's function cannot compute, or values of another type
-    ├── WorkerError                      worker processes that die at the same work again and again
+    ├── WorkerError                      worker processes that die at the same work again and again, or do not meet
     ├── DataIdentityError                a checkpoint and the data it is asked to go on with are not the same
-    └── CheckpointError                  a checkpoint cannot be written or read
+    ├── CheckpointError                  a checkpoint cannot be written or read
+    └── DivergenceError                  a loss or gradient is not finite; names the step and its documents
 
 Each message says what was wrong, the value, the file or row it came from, and what to do next.
 """
@@ -54,7 +55,7 @@ class ColumnError(PretrainError):
 
 
 class WorkerError(PretrainError):
-    """Worker processes died at the same work again and again."""
+    """Worker processes died at the same work again and again, or did not meet."""
 
 
 class DataIdentityError(PretrainError):
@@ -63,3 +64,7 @@ class DataIdentityError(PretrainError):
 
 class CheckpointError(PretrainError):
     """A checkpoint cannot be written or read."""
+
+
+class DivergenceError(PretrainError):
+    """A loss or gradient is not finite."""

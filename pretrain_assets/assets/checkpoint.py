@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
 from pretrain_assets import recipes
 from pretrain_assets.assets.events import check_result, md, user_errors
 from pretrain_assets.assets.keys import CHECKPOINT, GROUP, TOKENIZED, TRAINING_POOL
+from pretrain_assets.assets.launchpad import changes_in, recipe_schema
 from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.config import Recipe, RunSpec, from_dict, override
@@ -37,13 +37,6 @@ warnings.filterwarnings("ignore", message="Function `PipesMessageReader.expected
 recipe_partitions = dg.StaticPartitionsDefinition(list(recipes.RECIPES))
 
 
-class CheckpointSettings(dg.Config):
-    """Launchpad settings of a training run."""
-
-    overrides: dict[str, Any] = Field(default={})
-    """Recipe settings to change, by dotted name: `{"data.filter": "score > 3", "train.max_steps": 100}`."""
-
-
 @dg.asset(
     key=CHECKPOINT,
     deps=[TOKENIZED],
@@ -52,17 +45,18 @@ class CheckpointSettings(dg.Config):
     partitions_def=recipe_partitions,
     code_version=digest([recipe().lasting for recipe in recipes.RECIPES.values()]),
     pool=TRAINING_POOL,
+    config_schema=recipe_schema(),
     description="A trained model, and the passport of exactly the rows it saw. One partition per recipe.",
 )
 def checkpoint(
-    context: dg.AssetExecutionContext, corpus: CorpusResource, launcher: LauncherResource, config: CheckpointSettings
+    context: dg.AssetExecutionContext, corpus: CorpusResource, launcher: LauncherResource
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Train the partition's recipe on the version that the tokenized materialization names."""
     location = corpus.location()
     with user_errors():
         pin = input_pin(context, TOKENIZED, location, "tokenized")
         tag = record_at(location, pin, "tokenized").tag
-        recipe = override(recipes.get(context.partition_key), config.overrides)
+        recipe = override(recipes.get(context.partition_key), changes_in(context.op_execution_context.op_config))
         spec = make_spec(location, pin, tag, recipe, launcher.runs())
         protect_run(location, pin, spec.run_dir)
         result = train(context, spec, launcher.nproc_per_node)

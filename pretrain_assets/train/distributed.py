@@ -6,13 +6,25 @@ Invariant: one rank needs no process group, and all code above this module is th
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from pretrain_assets.errors import ConfigError, WorkerError
+from pretrain_assets.train.pulse import Pulse
+
+HANG_ENV = "PRETRAIN_HANG_SECONDS"
+"""Environment variable: seconds without progress of a rank after which the run counts as hanging."""
+
+DEFAULT_HANG_SECONDS = 600.0
+"""As long as NCCL gives a collective: longer than any step, evaluation or save should take, shorter than a night."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +41,8 @@ class World:
     """Device of this rank."""
     control: dist.ProcessGroup | None
     """Group for small decisions on the host, so that they never wait for the device."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """How far this rank is."""
 
     @property
     def is_main(self) -> bool:
@@ -71,16 +85,60 @@ def join_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, _num_cores() // local_size))
-    control = None
-    if size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        control = dist.new_group(backend="gloo") if device.type == "cuda" else None
+    rank = int(environment.get("RANK", 0))
+    if size == 1:
+        yield World(rank=rank, size=size, local_size=local_size, device=device, control=None)
+        return
+    control = _meet(rank, size, device)
+    yield World(rank=rank, size=size, local_size=local_size, device=device, control=control)
+    dist.destroy_process_group()  # not after an exception: it would wait for ranks that may be gone
+
+
+def hang_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """Seconds without progress after which a run counts as hanging.
+
+    Raises:
+        ConfigError: the environment variable is not a positive number.
+    """
+    text = environment.get(HANG_ENV, "")
     try:
-        rank = int(environment.get("RANK", 0))
-        yield World(rank=rank, size=size, local_size=local_size, device=device, control=control)
+        seconds = float(text or DEFAULT_HANG_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise ConfigError(f"{HANG_ENV}={text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _meet(rank: int, size: int, device: torch.device) -> dist.ProcessGroup | None:
+    """Make the process group; its own timeout is only the backstop of `liveness`, which names the rank.
+
+    Raises:
+        WorkerError: not all ranks came.
+    """
+    timeout = timedelta(seconds=hang_seconds() + 60)
+    with _mortal():
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+            return dist.new_group(backend="gloo", timeout=timeout) if device.type == "cuda" else None
+        except dist.DistError as error:
+            raise WorkerError(
+                f"Rank {rank} waited {timeout.seconds} s for all {size} ranks to meet: {error}. See the log of the "
+                f"ranks that did not come, and whether {os.environ.get('MASTER_ADDR')} can be reached from them."
+            ) from error
+
+
+@contextmanager
+def _mortal() -> Iterator[None]:
+    """Inside, SIGTERM ends the process: it waits in C++, where no handler of Python's would run, with nothing to save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
     finally:
-        if size > 1:
-            dist.destroy_process_group()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _num_cores() -> int:

@@ -136,7 +136,8 @@ class Trainer:
             self.schedule.steps_in(epoch)
 
     def _feed(self, batches: Iterable[Batch]) -> Generator[Blocks, None, None]:
-        return feed(batches, self.world.device)
+        left = self.total_steps - self.step  # reading ahead must not plan an epoch that is not trained on
+        return feed(itertools.islice(batches, left), self.world.device)
 
     def _after_step(self, loss: Tensor, norm: Tensor) -> None:
         last = self.step == self.total_steps

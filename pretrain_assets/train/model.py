@@ -12,12 +12,16 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pretrain_assets.config import ModelConfig, TokenizerIdentity
 from pretrain_assets.train.attention import KeyValueCache, Mask, attend
 
 VOCABULARY_MULTIPLE = 128
 """The embedding's rows are a multiple of this: 50,304 for GPT-2."""
+
+CHUNK_TOKENS = 4096
+"""Positions whose logits stand in memory at once where the loss is computed in chunks: 0.8 GB as float32 for GPT-2."""
 
 
 class Attention(nn.Module):
@@ -95,7 +99,7 @@ class GPT(nn.Module):
 
         With a cache, `input_ids` are the positions after those in it: any number into an empty one, then one at a time.
         """
-        return F.linear(self._hidden(input_ids, None, None, cache), self._head)
+        return self._logits(self._hidden(input_ids, None, None, cache))
 
     def forward(
         self,
@@ -115,19 +119,12 @@ class GPT(nn.Module):
         """
         hidden = self._hidden(input_ids, mask, position_ids, None).flatten(0, 1)
         targets = targets_of(input_ids, self.pad_id).flatten()
-        if self.chunked_loss and reduction == "sum":
-            from torch.nn import LinearCrossEntropyOptions
-
-            return F.linear_cross_entropy(
-                hidden,
-                self._head,
-                targets,
-                ignore_index=self.pad_id,
-                reduction="sum",
-                options=LinearCrossEntropyOptions(),
-            )
-        loss = F.cross_entropy(F.linear(hidden, self._head), targets, ignore_index=self.pad_id, reduction=reduction)
-        return loss if reduction == "sum" else loss.view(input_ids.shape)
+        if self.chunked_loss:  # the backward pass makes the logits of a chunk again, instead of keeping those of all
+            parts = zip(hidden.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
+            losses = torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts])
+        else:
+            losses = self._losses(hidden, targets)
+        return losses.sum() if reduction == "sum" else losses.view(input_ids.shape)
 
     def _hidden(
         self, input_ids: Tensor, mask: Mask | None, position_ids: Tensor | None, cache: KeyValueCache | None
@@ -141,10 +138,12 @@ class GPT(nn.Module):
             x = layer(x, mask, cache)
         return cast(Tensor, self.norm(x))
 
-    @property
-    def _head(self) -> Tensor:
-        """The token embedding's rows of the real vocabulary."""
-        return self.token_embedding.weight[: self.vocab_size]
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self._logits(hidden), targets, ignore_index=self.pad_id, reduction="none")
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the real vocabulary, cut from those of all rows: the product of matrices keeps its even shape."""
+        return F.linear(hidden, self.token_embedding.weight)[..., : self.vocab_size]
 
 
 def targets_of(input_ids: Tensor, pad_id: int) -> Tensor:

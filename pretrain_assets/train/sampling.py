@@ -1,38 +1,129 @@
-"""Sampling: continue a prompt with the trained model.
+"""Sampling: continue a prompt with a trained model, token by token over cached keys and values.
 
-Invariant: the same model, prompt and seed give the same text.
+Invariant: the same model, prompt and seed give the same tokens, and the cache changes none of them: every token is
+drawn from the logits of the plain model on the tokens from `window_start` on.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
+from torch import Tensor
 
 from pretrain_assets.config import TokenizerIdentity
+from pretrain_assets.convert import require
+from pretrain_assets.train.attention import KeyValueCache
 from pretrain_assets.train.model import GPT
 
 _log = logging.getLogger(__name__)
 
 
-@torch.no_grad()
 def generate(
-    model: GPT, prompt: list[int], *, num_tokens: int, temperature: float = 0.8, top_k: int = 50, seed: int = 0
+    model: GPT, prompt: Sequence[int], *, num_tokens: int, temperature: float = 0.8, top_k: int = 50, seed: int = 0
 ) -> list[int]:
-    """Prompt and `num_tokens` more token ids; temperature 0 takes the likeliest token each time."""
+    """Prompt and `num_tokens` more token ids; see `stream`."""
+    return [
+        *prompt,
+        *stream(model, prompt, num_tokens=num_tokens, temperature=temperature, top_k=top_k, seed=seed),
+    ]
+
+
+def stream(
+    model: GPT,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    stop_id: int | None = None,
+) -> Iterator[int]:
+    """The token ids that follow a prompt, one at a time. Sets the model to evaluation mode while it works.
+
+    Args:
+        model: The model. One with a document mask samples the same way: what it reads is one document.
+        prompt: Token ids, at least one.
+        num_tokens: Most tokens to draw.
+        temperature: Divides the logits; 0 takes the likeliest token each time.
+        top_k: Only so many of the likeliest tokens are drawn from; 0 for all.
+        seed: Of the draws.
+        stop_id: Token after which nothing is drawn, such as end-of-text; it is the last one given.
+
+    Raises:
+        ConfigError: a setting out of range, or a prompt that is empty or has an id outside the vocabulary.
+    """
+    require(num_tokens >= 0, "num_tokens", num_tokens, "use 0 or more")
+    require(0 <= temperature < math.inf, "temperature", temperature, "use 0 (the likeliest token) or more")
+    require(top_k >= 0, "top_k", top_k, "use 1 or more, or 0 for the whole vocabulary")
+    require(0 <= seed < 2**63, "seed", seed, "use an integer from 0 to 2**63 - 1")
+    require(len(prompt) > 0, "prompt", list(prompt), "give at least one token id, such as end-of-text")
+    outside = [token for token in prompt if not 0 <= token < model.vocab_size]
+    require(not outside, "prompt", outside[:5], f"token ids go from 0 to {model.vocab_size - 1}")
+    return _drawn(model, list(prompt), num_tokens, temperature, top_k or model.vocab_size, seed, stop_id)
+
+
+@torch.no_grad()
+def _drawn(
+    model: GPT, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int, stop_id: int | None
+) -> Iterator[int]:
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
-    ids = torch.tensor([prompt], dtype=torch.int64, device=device)
-    for _ in range(num_tokens):
-        logits = model.logits(ids[:, -model.seq_len :])[:, -1].float()
-        if temperature == 0:
-            chosen = logits.argmax(-1, keepdim=True)
-        else:
-            best, places = logits.topk(min(top_k, logits.shape[-1]))
-            drawn = torch.multinomial((best / temperature).softmax(-1), 1, generator=generator)
-            chosen = places.gather(-1, drawn)
-        ids = torch.cat([ids, chosen], dim=1)
-    return [int(token) for token in ids[0]]
+    cache, start = KeyValueCache(model.config.n_layer, model.seq_len), 0
+    was_training = model.training
+    model.eval()
+    try:
+        for _ in range(num_tokens):
+            if window_start(len(ids), model.seq_len) != start:
+                start = window_start(len(ids), model.seq_len)
+                cache = KeyValueCache(model.config.n_layer, model.seq_len)
+            unread = torch.tensor([ids[start + cache.length :]], device=device)
+            ids.append(_choose(model.logits(unread, cache)[0, -1], temperature, top_k, generator))
+            yield ids[-1]
+            if ids[-1] == stop_id:
+                return
+    finally:
+        model.train(was_training)
+
+
+def window_start(num_tokens: int, seq_len: int) -> int:
+    """Index of the first of `num_tokens` tokens that the model reads to predict the next one.
+
+    All of them while they fit; beyond, the last half of the context at least. It moves in strides of half a context,
+    because positions are learned from 0 on: a window that moved with every token would have to be read afresh for each.
+    """
+    stride = seq_len - seq_len // 2
+    return max(0, math.ceil((num_tokens - seq_len) / stride)) * stride
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    best, places = logits.double().topk(min(top_k, len(logits)))
+    drawn = torch.multinomial(((best - best[0]) / temperature).softmax(-1), 1, generator=generator)
+    return int(places[drawn])
+
+
+def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
+    """The text of token ids as they come; a piece ends only where a character does.
+
+    Args:
+        decode: Text of ids; bytes that are not UTF-8 are U+FFFD.
+        ids: Token ids.
+        after: Ids whose text stands before it and is not repeated: some tokenizers drop a space at the beginning.
+    """
+    known = list(after)
+    shown = len(decode(known))
+    for token in ids:
+        known.append(token)
+        text = decode(known)
+        if not text.endswith("\ufffd"):
+            yield text[shown:]
+            shown = len(text)
+    yield decode(known)[shown:]
 
 
 def sample_text(model: GPT, tokenizer: TokenizerIdentity, prompt: str, *, num_tokens: int = 100) -> str:

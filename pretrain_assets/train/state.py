@@ -1,62 +1,121 @@
 """What a checkpoint must hold to go on bitwise: weights, optimizer moments, and the generator's state.
 
-Invariant: tensors are named after parameters, so a checkpoint does not depend on the order of parameter groups.
+Invariant: tensors are named after parameters and whole, so a checkpoint depends neither on the order of parameter
+groups nor on how many ranks shared the model out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from pretrain_assets.config import Recipe, TokenizerIdentity, from_dict
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.train.checkpoint import read_tensors
+from pretrain_assets.train.checkpoint import MODEL, OPTIMIZER, read_passport
+from pretrain_assets.train.distributed import World
+from pretrain_assets.train.engine import Engine
 from pretrain_assets.train.model import GPT
+from pretrain_assets.train.shards import Piece, read_into, stored
 
-MODEL, OPTIMIZER = "model", "optimizer"
-"""File names, without suffix."""
-
-_RNG = "rng"
+_CPU = torch.device("cpu")
 
 
-def capture(model: GPT, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by name, by file; the tied head is stored once, as the token embedding."""
-    moments = {_RNG: torch.get_rng_state()}
-    for name, weight in model.named_parameters():
-        for optimizer in optimizers:
+def capture(engine: Engine) -> dict[str, dict[str, Piece]]:
+    """What this rank writes, by name, for the files of weights and of the optimizer; nothing is copied yet.
+
+    A moment is named `<parameter>|<moment>`, the state of the device's generator `generator|<device type>`. The tied
+    head is stored once, as the token embedding.
+    """
+    weights = engine.model.state_dict()  # asked first: it also shares out again what a forward pass put together
+    moments = {}
+    for name, weight in engine.model.named_parameters():
+        for optimizer in engine.optimizers:
             if weight in optimizer.state:
-                moments |= {f"{name}|{key}": value.detach().cpu() for key, value in optimizer.state[weight].items()}
-    return {MODEL: {name: value.detach().cpu() for name, value in model.state_dict().items()}, OPTIMIZER: moments}
+                moments |= {f"{name}|{key}": value for key, value in optimizer.state[weight].items()}
+    device = engine.world.device
+    moments[f"generator|{device.type}"] = (
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    )
+    return {MODEL: _mine(weights, engine.world), OPTIMIZER: _mine(moments, engine.world)}
 
 
-def restore_model(folder: Path, model: GPT) -> None:
-    """Load the weights of an open checkpoint.
+def restore(folder: Path, engine: Engine) -> None:
+    """Load weights, moments and the generator's state of an open checkpoint into an engine of any number of ranks.
 
     Raises:
         CheckpointError: they belong to a model of another shape.
     """
-    try:
-        model.load_state_dict(read_tensors(folder, MODEL))
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"Checkpoint {folder} holds another model: {error}. Use the recipe it was trained with (its passport.json "
-            "has it), or another run_dir."
-        ) from error
-
-
-def restore_optimizers(folder: Path, model: GPT, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Load the moments and the generator's state of an open checkpoint."""
-    stored = read_tensors(folder, OPTIMIZER)
-    torch.set_rng_state(stored.pop(_RNG))
-    by_parameter: dict[str, dict[str, Tensor]] = {}
-    for name, value in stored.items():
-        parameter, _, key = name.rpartition("|")
-        by_parameter.setdefault(parameter, {})[key] = value
-    names = {id(weight): name for name, weight in model.named_parameters()}
-    for optimizer in optimizers:
+    _restore_weights(folder, engine.model)
+    parameters = dict(engine.model.named_parameters())
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, (shape, dtype) in stored(folder).items():
+        owner, _, key = name.rpartition("|")
+        if owner:
+            like = parameters.get(owner)
+            shared = like is not None and like.shape == shape
+            value = torch.zeros_like(like, dtype=dtype) if shared else torch.zeros(shape, dtype=dtype)
+            moments.setdefault(owner, {})[key] = value
+    read_into(folder, {f"{owner}|{key}": value for owner, keys in moments.items() for key, value in keys.items()})
+    _restore_generator(moments.pop("generator", {}), engine.world.device)
+    names = {id(weight): name for name, weight in parameters.items()}
+    for optimizer in engine.optimizers:
         state = optimizer.state_dict()
-        in_order = [weight for group in optimizer.param_groups for weight in group["params"]]
-        state["state"] = {index: by_parameter[names[id(weight)]] for index, weight in enumerate(in_order)}
+        in_order = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
+        state["state"] = {index: moments[name] for index, name in enumerate(in_order) if name in moments}
         optimizer.load_state_dict(state)
+
+
+def load_model(folder: Path, *, device: torch.device = _CPU) -> GPT:
+    """The model of an open checkpoint in evaluation mode, in this process alone.
+
+    Raises:
+        CheckpointError: its weights do not fit the recipe in its passport.
+    """
+    passport = read_passport(folder)
+    recipe, tokenizer = from_dict(Recipe, passport["recipe"]), from_dict(TokenizerIdentity, passport["tokenizer"])
+    with torch.device("meta"):
+        model = GPT(recipe.model, tokenizer, recipe.data.seq_len)
+    model.to_empty(device=device)
+    _restore_weights(folder, model)
+    return model.eval()
+
+
+def _restore_weights(folder: Path, model: GPT) -> None:
+    weights = model.state_dict()
+    strange = sorted({name for name in stored(folder) if "|" not in name} - weights.keys())
+    if strange:
+        raise CheckpointError(
+            f"Checkpoint {folder} holds another model: it also has {', '.join(strange[:3])}. Use the recipe it was "
+            "trained with (its passport.json has it), or another run_dir."
+        )
+    read_into(folder, weights)
+
+
+def _restore_generator(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the device's generator; one saved on another kind of device says nothing about this one's."""
+    if device.type not in states:
+        return
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+    else:
+        torch.set_rng_state(states["cpu"])
+
+
+def _mine(tensors: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
+    """The parts that only this rank has, and its fair share of the tensors that every rank has whole."""
+    pieces, loads = {}, [0] * world.size
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        if hasattr(tensor, "__create_chunk_list__"):  # a DTensor, whose part may be empty
+            part: Tensor = cast(Any, tensor).to_local().detach()
+            if part.numel():
+                pieces[name] = Piece(part, tuple(cast(Any, tensor).__create_chunk_list__()[0].offsets))
+            continue
+        rank = loads.index(min(loads))
+        loads[rank] += tensor.nbytes
+        if rank == world.rank:
+            pieces[name] = Piece(tensor.detach(), (0,) * tensor.dim())
+    return pieces

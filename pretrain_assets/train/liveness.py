@@ -1,0 +1,151 @@
+"""Whether the ranks of a run live and get on: one that dies, fails or hangs ends the whole job, and is named.
+
+Every rank holds a TCP connection to the main rank and tells it every second how far it is. The kernel closes the
+connection of a process that ends, however it ends, so the others know at once, also while they wait in a collective.
+
+Invariant: needs no collective and no device, and costs a step nothing. One failure is reported once: that of the rank
+that failed first, not the "connection closed" of those that noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from pretrain_assets.launch.contract import EXIT_FAILED
+from pretrain_assets.train.distributed import World, hang_seconds
+from pretrain_assets.train.failure import Failure, died, hung
+from pretrain_assets.train.links import Link, meet
+
+GRACE_SECONDS = 0.5
+"""After a first failure, others may still turn out to have come before it: a closed connection is noticed by many."""
+
+VERDICT_SECONDS = 10.0
+"""How long a rank that failed waits to hear which failure counts."""
+
+OnFailure = Callable[[Failure], None]
+
+
+@contextmanager
+def watching(world: World, on_failure: OnFailure) -> Iterator[None]:
+    """Inside, this rank is watched; a failure of any rank ends this process, after `on_failure` on the main rank.
+
+    A rank that reaches the end waits for the main rank, so that a launcher never sees half of a job finished.
+
+    Raises:
+        WorkerError: the ranks cannot reach each other.
+        Exception: what was raised inside, once the main rank has been told.
+    """
+    watch = Watch(world, meet(world), on_failure) if world.size > 1 else None
+    try:
+        yield
+    except BaseException as error:
+        own = Failure.of(error, world.rank, world.pulse.step)
+        cause = watch.agree(own) if watch else own
+        if world.is_main:
+            on_failure(cause)
+        if watch and (world.is_main or cause is own):
+            print(cause.text, file=sys.stderr, flush=True)
+        raise
+    if watch:
+        watch.leave()
+
+
+class Watch:
+    """The thread of a rank that talks to the main rank, or on the main rank to all others."""
+
+    def __init__(self, world: World, links: dict[int, Link], on_failure: OnFailure):
+        self._world, self._links, self._on_failure = world, links, on_failure
+        self._limit = hang_seconds()
+        self._found: list[Failure] = []
+        self._cause: Failure | None = None
+        self._leaving = self._failing = False
+        self._settled, self._over = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, name="liveness", daemon=True).start()
+
+    def agree(self, own: Failure) -> Failure:
+        """The failure that ends the job, now that this rank has one; the caller ends this process."""
+        self._failing = True
+        if self._world.is_main:
+            self._found.append(own)
+        else:
+            self._links[0].send({"failure": asdict(own)})
+        self._settled.wait(VERDICT_SECONDS)
+        return self._cause or own
+
+    def leave(self) -> None:
+        """End the watch in good order, when the main rank has come to its end as well."""
+        self._leaving = True
+        for link in self._links.values():
+            link.send({"goodbye": True})
+        self._over.wait(VERDICT_SECONDS if self._world.is_main else None)
+
+    def _watch(self) -> None:
+        told = 0.0
+        while not self._over.is_set() and not self._settled.is_set():
+            if time.monotonic() - told >= 1.0:
+                told = time.monotonic()
+                for link in self._links.values():
+                    link.send({"pulse": self._world.pulse.now()})
+            open_links = {link.socket: link for link in self._links.values() if not link.closed}
+            for socket in select.select(list(open_links), [], [], 0.1)[0] if open_links else ():
+                self._hear(open_links[socket])
+            if all(link.closed or link.left for link in self._links.values()) and self._leaving:
+                self._over.set()
+            elif not self._leaving:
+                self._judge()
+
+    def _hear(self, link: Link) -> None:
+        for message in link.receive():
+            if "failure" in message:
+                self._found.append(Failure(**message["failure"]))
+            elif "verdict" in message:
+                self._conclude(Failure(**message["verdict"]))
+        if link.closed and not link.left and not self._leaving and self._cause is None:
+            self._found.append(died(link))
+
+    def _judge(self) -> None:
+        """Once something was found, and others had time to say that they came first, end the job."""
+        if not self._found:
+            self._found += hung(self._world, self._links, self._limit)
+            self._first = time.monotonic()
+        elif self._cause is None and time.monotonic() - self._first >= GRACE_SECONDS:
+            self._conclude(min(self._found, key=lambda failure: failure.is_echo))
+
+    def _conclude(self, cause: Failure) -> None:
+        self._cause = cause
+        if self._world.is_main:
+            for link in self._links.values():
+                link.send({"verdict": asdict(cause)})
+        if self._failing:  # the main thread ends the process
+            self._settled.set()
+            return
+        if self._world.is_main:
+            with contextlib.suppress(Exception):  # the storage may be what failed
+                self._on_failure(cause)
+        if self._world.is_main or cause.rank == 0:
+            print(cause.text, file=sys.stderr, flush=True)
+        if self._world.rank in cause.stuck:
+            faulthandler.dump_traceback(sys.stderr)
+        for rank in cause.stuck:
+            if rank in self._links and self._links[rank].is_silent and self._world.local_size == self._world.size:
+                with contextlib.suppress(ProcessLookupError):  # it can neither save nor end by itself
+                    os.kill(self._links[rank].pid, signal.SIGKILL)
+        end_process()
+
+
+def end_process() -> None:
+    """End this process now: nothing that waits for other ranks can be closed in good order any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_FAILED)

@@ -1,0 +1,122 @@
+"""A rank's tensors as one safetensors file in the layout of torch.distributed.checkpoint, copied, written and read.
+
+Invariant: the files are what torch's HuggingFaceStorageWriter (save_distributed=True) writes, so its reader puts them
+together on any number of ranks; equal tensors give equal bytes; no pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pretrain_assets.errors import CheckpointError
+
+CHUNK_BYTES = 1 << 22
+"""Bytes written and hashed at once."""
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+}
+
+
+class Piece(NamedTuple):
+    """What a rank holds of a named tensor."""
+
+    tensor: Tensor
+    """Its part, on the device."""
+    offset: tuple[int, ...]
+    """Where the part begins in the whole tensor."""
+
+
+class Snapshot:
+    """Pieces copied to host memory as they will lie in their file; the memory is used again for the next ones.
+
+    torch's own writer would build the file as one more copy, holding Python's lock: with 480 MB, the training thread
+    stood still for seconds. Here memory is written as it is, without the lock.
+    """
+
+    def __init__(self) -> None:
+        self._header, self._data = b"", torch.empty(0, dtype=torch.uint8)
+        self._copied: torch.cuda.Event | None = None
+
+    def take(self, pieces: Mapping[str, Piece]) -> None:
+        """Copy pieces; on CUDA the copies are only queued, before whatever the current stream does next."""
+        names = sorted(pieces, key=lambda name: (-pieces[name].tensor.element_size(), name))  # so all are aligned
+        spans, end = {}, 0
+        for name in names:
+            spans[name] = (end, end + pieces[name].tensor.nbytes)
+            end = spans[name][1]
+        cuda = any(piece.tensor.is_cuda for piece in pieces.values())
+        if len(self._data) != end:
+            self._data = torch.empty(end, dtype=torch.uint8, pin_memory=cuda)
+        for name, (start, stop) in spans.items():
+            tensor = pieces[name].tensor
+            self._data[start:stop].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+        self._copied = torch.cuda.Event() if cuda else None
+        if self._copied is not None:
+            self._copied.record()
+        self._header = _header(pieces, spans)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The bytes of the file."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        yield memoryview(self._header)
+        data = memoryview(self._data.numpy())
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield data[start : start + CHUNK_BYTES]
+
+
+def stored(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of every tensor in a folder's files, put together."""
+    tensors = _reader(folder).read_metadata().state_dict_metadata
+    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in tensors.items()}
+
+
+def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors (a rank's parts of them, where they are shared out) by name from a folder's files.
+
+    Raises:
+        CheckpointError: one is missing there or has another shape.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            dcp.load(tensors, storage_reader=_reader(folder), no_dist=True)  # every rank reads what it needs
+        except CheckpointException as error:
+            reasons = "; ".join(str(failure[0]) for failure in error.failures.values())
+            raise CheckpointError(f"Checkpoint {folder} does not fit: {reasons}") from error
+
+
+def _reader(folder: Path) -> Any:
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    return HuggingFaceStorageReader(str(folder))
+
+
+def _header(pieces: Mapping[str, Piece], spans: Mapping[str, tuple[int, int]]) -> bytes:
+    """The head of a safetensors file (huggingface.co/docs/safetensors): its length, then JSON filled up to 8 bytes."""
+    offsets = {name: {"saved_offsets": pieces[name].offset} for name in spans}
+    facts: dict[str, Any] = {
+        "__metadata__": {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+    }
+    for name, span in spans.items():
+        tensor = pieces[name].tensor
+        facts[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+    text = json.dumps(facts, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
