@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pretrain_assets.loader.plan import EpochPlan
 from pretrain_assets.loader.schedule import Schedule
@@ -47,6 +48,19 @@ def exposures(schedule: Schedule, ids: Iterable[int], *, last_step: int) -> dict
             for span in _spans(plan, int(entry), 0, cycles, first_step, schedule.cycles_per_step):
                 found[span.doc_id].append(span)
     return {i: sorted(spans) or None for i, spans in found.items()}  # a mixture may repeat a document in any split
+
+
+def times_seen(schedule: Schedule, *, last_step: int) -> npt.NDArray[np.uint32]:
+    """How often a run of `last_step` steps trained on each row that its filter keeps, in table order; shape (rows,).
+
+    A document counts once for every draw of it of which at least one token was trained on.
+    """
+    times = np.zeros(len(schedule.plan(0).rows), np.uint32)
+    for plan, _, cycles in _epochs(schedule, last_step):
+        reached = plan.position(cycles).docs_consumed
+        for first, count in zip(plan.offsets[:-1], reached, strict=True):
+            np.add.at(times, plan.order[first : first + count], 1)
+    return times
 
 
 def documents(schedule: Schedule, step: int) -> list[Exposure]:

@@ -13,21 +13,29 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import Any, TypedDict
 
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import CHECKPOINTS_NAME, MARKER_NAME, PASSPORT_NAME
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, MARKER_NAME, PASSPORT_NAME, read_file
 from pretrain_assets.table.storage import filesystem, is_remote, join
 
-_STEP = re.compile(r"^step_(\d{8})$")
+MODEL, OPTIMIZER = "model", "optimizer"
+"""What the names of files of weights, and of the optimizer's state, begin with."""
+
+_STEP = re.compile(r"^step_(\d{8,})$")
 _log = logging.getLogger(__name__)
+
+
+class FileFacts(TypedDict):
+    """What the marker says of a file."""
+
+    bytes: int
+    """Its size."""
+    sha256: str
+    """Its digest, in hex."""
 
 
 def checkpoint_uri(run_dir: str, step: int) -> str:
@@ -35,143 +43,134 @@ def checkpoint_uri(run_dir: str, step: int) -> str:
     return join(run_dir, CHECKPOINTS_NAME, f"step_{step:08d}")
 
 
-def save(run_dir: str, step: int, tensors: Mapping[str, Mapping[str, Tensor]], passport: Mapping[str, Any]) -> str:
-    """Write a checkpoint and return its uri.
-
-    Args:
-        run_dir: Directory of the run, local or `s3://`.
-        step: Steps trained.
-        tensors: Tensors by name, by file name without suffix.
-        passport: What the checkpoint carries about its data.
-
-    Raises:
-        CheckpointError: the place is full or cannot be written; earlier checkpoints stay as they were.
-    """
-    uri = checkpoint_uri(run_dir, step)
-    try:
-        with _staging(uri) as folder:
-            for name, values in tensors.items():
-                save_file({key: value.contiguous() for key, value in values.items()}, folder / f"{name}.safetensors")
-            (folder / PASSPORT_NAME).write_text(json.dumps(passport, indent=2, ensure_ascii=False), encoding="utf-8")
-            (folder / MARKER_NAME).write_text(json.dumps(_contents(folder), indent=2), encoding="utf-8")
-            _publish(folder, uri)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"Cannot write checkpoint {uri}: {error}.{_free_space(run_dir)} Earlier checkpoints are intact. Free "
-            "space, lower execution.keep_last or choose another run_dir, then start the same run again: it resumes."
-        ) from error
-    return uri
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def steps(run_dir: str) -> list[int]:
     """Steps that have a folder, complete or not, newest first."""
-    fs, path = filesystem(join(run_dir, CHECKPOINTS_NAME))
-    fs.invalidate_cache()
-    if not fs.exists(path):
-        return []
-    names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)]
-    return sorted((int(match[1]) for name in names if (match := _STEP.match(name))), reverse=True)
+    return sorted((int(match[1]) for name, _ in _entries(run_dir) if (match := _STEP.match(name))), reverse=True)
 
 
 def newest(run_dir: str) -> int | None:
-    """Step of the newest complete checkpoint; broken ones are skipped with a warning."""
+    """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning."""
+    for name, is_folder in _entries(run_dir, strays=True):
+        if not is_folder or not _STEP.match(name):
+            _log.warning("skipping %s: it is not the folder of a step", join(run_dir, CHECKPOINTS_NAME, name))
     for step in steps(run_dir):
-        with open_checkpoint(run_dir, step) as folder:
-            fault = find_fault(folder)
+        fault = find_fault(checkpoint_uri(run_dir, step))
         if fault is None:
             return step
         _log.warning("skipping checkpoint %s: %s", checkpoint_uri(run_dir, step), fault)
     return None
 
 
+def find_fault(folder: str | Path, *, digests: bool = True) -> str | None:
+    """What is wrong with a checkpoint's files, or None when all are as its marker says.
+
+    Args:
+        folder: Its local folder or uri.
+        digests: Read the files, not only their sizes; remote ones are not read here, but checked as they are fetched.
+    """
+    uri = str(folder)
+    files = _read_marker(uri)
+    if isinstance(files, str):
+        return files
+    sizes = _sizes(uri)
+    for name, facts in files.items():
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != facts["bytes"]:
+            return f"{name} has {sizes[name]} bytes, not {facts['bytes']}"
+        if digests and not is_remote(uri) and _sha256(Path(filesystem(uri)[1], name)) != facts["sha256"]:
+            return f"{name} does not match its digest"
+    return None
+
+
 @contextmanager
-def open_checkpoint(run_dir: str, step: int) -> Iterator[Path]:
-    """The folder of a checkpoint on local disk; downloaded for the duration when it is remote."""
+def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> Iterator[Path]:
+    """The folder of a checkpoint on local disk; a remote one is fetched for the duration, whole or without moments.
+
+    Raises:
+        CheckpointError: a remote file is not what the marker says.
+    """
     uri = checkpoint_uri(run_dir, step)
     fs, path = filesystem(uri)
     if not is_remote(uri):
         yield Path(path)
         return
+    files = _read_marker(uri)
+    if isinstance(files, str):
+        raise CheckpointError(f"Checkpoint {uri} cannot be used: {files}")
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary:
-        fs.get(path, f"{temporary}/{step}", recursive=True)
-        yield Path(temporary, str(step))
+        wanted = [name for name in files if not (weights_only and name.startswith(OPTIMIZER))]
+        for name in [*wanted, MARKER_NAME]:
+            fs.get_file(f"{path}/{name}", f"{temporary}/{name}")
+        for name in wanted:
+            if _sha256(Path(temporary, name)) != files[name]["sha256"]:
+                raise CheckpointError(
+                    f"Checkpoint {uri} is damaged: {name} does not match its digest. Remove this folder to use the "
+                    "checkpoint before it."
+                )
+        yield Path(temporary)
 
 
-def find_fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None when all are as its marker says."""
-    marker = folder / MARKER_NAME
-    if not marker.exists():
-        return f"it has no {MARKER_NAME} marker, its writer was interrupted"
-    try:
-        files = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in json.loads(marker.read_bytes()).items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return f"its {MARKER_NAME} marker is damaged"
-    if PASSPORT_NAME not in files or len(files) < 2:
-        return f"its {MARKER_NAME} marker does not name its files"
-    for name, (num_bytes, sha256) in files.items():
-        path = folder / name
-        if not path.exists():
-            return f"{name} is missing"
-        if path.stat().st_size != num_bytes:
-            return f"{name} has {path.stat().st_size} bytes, not {num_bytes}"
-        if _sha256(path) != sha256:
-            return f"{name} does not match its digest"
-    return None
+def read_passport(folder: str | Path) -> dict[str, Any]:
+    """The passport of a checkpoint, by its local folder or uri."""
+    return dict(json.loads(read_file(join(str(folder), PASSPORT_NAME)) or b"{}"))
 
 
-def read_passport(folder: Path) -> dict[str, Any]:
-    """The passport of an open checkpoint."""
-    return dict(json.loads((folder / PASSPORT_NAME).read_text(encoding="utf-8")))
+def digest(folder: str | Path) -> str:
+    """Digest of all files of a checkpoint, passport included: equal for bitwise equal runs."""
+    return hashlib.sha256(read_file(join(str(folder), MARKER_NAME)) or b"").hexdigest()[:16]
 
 
-def digest(folder: Path) -> str:
-    """Digest of all files of an open checkpoint, passport included: equal for bitwise equal runs."""
-    return _sha256(folder / MARKER_NAME)[:16]
+# --- writing: every rank its files, then one rank commits -------------------------------------------------------------
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one file of an open checkpoint, on the CPU."""
-    return dict(load_file(folder / f"{name}.safetensors"))
+def write_file(run_dir: str, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileFacts:
+    """Write one file of a checkpoint that is not there yet, hashing it on the way."""
+    place = _staging(checkpoint_uri(run_dir, step))
+    fs, path = filesystem(place)
+    if not is_remote(place):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    sha256, num_bytes = hashlib.sha256(), 0
+    with fs.open(f"{path}/{name}", "wb") as handle:
+        for chunk in chunks:
+            handle.write(chunk)
+            sha256.update(chunk)
+            num_bytes += len(chunk)
+        if not is_remote(place):
+            handle.flush()
+            os.fsync(handle.fileno())
+    return {"bytes": num_bytes, "sha256": sha256.hexdigest()}
 
 
-def prune(run_dir: str, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints. Call it only after a save."""
-    for step in steps(run_dir)[keep_last:]:
-        _remove(checkpoint_uri(run_dir, step))
+def commit(run_dir: str, step: int, files: Mapping[str, FileFacts]) -> None:
+    """Make written files a checkpoint: after this it counts, before it does not.
 
-
-@contextmanager
-def _staging(uri: str) -> Iterator[Path]:
-    """An empty local folder, gone afterwards; beside a local target, so that a rename publishes it."""
-    if is_remote(uri):
-        with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary:
-            yield Path(temporary)
-        return
-    target = Path(filesystem(uri)[1])
-    folder = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(folder: Path, uri: str) -> None:
-    """Make a staged folder the checkpoint: by rename, or on an object store by writing the marker last."""
-    _remove(uri)
-    fs, path = filesystem(uri)
+    Raises:
+        CheckpointError: a rank wrote its files where this one does not see them.
+    """
+    uri = checkpoint_uri(run_dir, step)
+    place = _staging(uri)
+    sizes = _sizes(place)
+    for name, facts in files.items():
+        if sizes.get(name) != facts["bytes"]:
+            raise CheckpointError(
+                f"{name} is not in {place} as seen by the main rank. All machines of a run must share its directory: "
+                "use a shared file system or s3://"
+            )
+    fs, path = filesystem(place)
+    for name in sizes.keys() - files.keys():  # of a save that was killed
+        fs.rm_file(f"{path}/{name}")
+    marker = json.dumps(dict(sorted(files.items())), indent=2).encode()
+    write_file(run_dir, step, MARKER_NAME, [marker])
     if not is_remote(uri):
-        for file in folder.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        os.replace(folder, path)
-        return
-    for file in sorted(folder.iterdir(), key=lambda file: file.name == MARKER_NAME):
-        fs.put_file(str(file), f"{path}/{file.name}")
+        discard(uri)
+        os.replace(path, filesystem(uri)[1])
 
 
-def _remove(uri: str) -> None:
+def discard(uri: str) -> None:
     """Remove a checkpoint, its marker first."""
     fs, path = filesystem(uri)
     fs.invalidate_cache()
@@ -181,26 +180,82 @@ def _remove(uri: str) -> None:
         fs.rm(path, recursive=True)
 
 
-def _contents(folder: Path) -> dict[str, dict[str, Any]]:
-    return {
-        file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        for file in sorted(folder.iterdir())
-        if file.name != MARKER_NAME
-    }
+def discard_unfinished(run_dir: str) -> None:
+    """Remove what saves that failed or were killed left on local disk; call it while none is under way."""
+    if not is_remote(run_dir):
+        for folder in Path(filesystem(run_dir)[1], CHECKPOINTS_NAME).glob(".step_*.tmp"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        digest = hashlib.sha256()
-        while chunk := handle.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+def prune(run_dir: str, saved: int, *, keep_last: int, keep_every: int | None = None) -> None:
+    """Remove older checkpoints; call it after the one of step `saved` is committed.
+
+    Kept are the newest `keep_last` up to that one, and those at multiples of `keep_every`. Later ones, which a run that
+    went back has yet to reach again, stay; broken ones before it go.
+    """
+    older = [step for step in steps(run_dir) if step <= saved]
+    good = [step for step in older if find_fault(checkpoint_uri(run_dir, step), digests=False) is None]
+    kept = {*good[:keep_last], *(step for step in good if keep_every and step % keep_every == 0)}
+    for step in older:
+        if step not in kept:
+            discard(checkpoint_uri(run_dir, step))
+    discard_unfinished(run_dir)
 
 
-def _free_space(run_dir: str) -> str:
+def free_space(run_dir: str) -> str:
+    """A sentence on the free space where a run is written; empty for object stores."""
     if is_remote(run_dir):
         return ""
     path = Path(filesystem(run_dir)[1])
     while not path.exists():
         path = path.parent
     return f" {shutil.disk_usage(path).free:,} bytes are free there."
+
+
+def _staging(uri: str) -> str:
+    """Where a checkpoint is written: beside its place, for a rename; on object stores in it, the marker last."""
+    head, _, name = uri.rpartition("/")
+    return uri if is_remote(uri) else f"{head}/.{name}.tmp"
+
+
+def _entries(run_dir: str, *, strays: bool = False) -> list[tuple[str, bool]]:
+    """Names in the folder of checkpoints that begin with `step_`, and whether it is a folder."""
+    fs, path = filesystem(join(run_dir, CHECKPOINTS_NAME))
+    fs.invalidate_cache()
+    if not fs.exists(path):
+        return []
+    named = [(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] == "directory") for e in fs.ls(path, detail=True)]
+    return [(name, is_folder) for name, is_folder in named if name.startswith("step_") and (is_folder or strays)]
+
+
+def _sizes(uri: str) -> dict[str, int]:
+    """Sizes of the files in a folder, by name; the marker left out."""
+    fs, path = filesystem(uri)
+    fs.invalidate_cache()
+    if not fs.exists(path):
+        return {}
+    files = {e["name"].rsplit("/", 1)[-1]: int(e["size"]) for e in fs.ls(path, detail=True) if e["type"] == "file"}
+    files.pop(MARKER_NAME, None)
+    return files
+
+
+def _read_marker(uri: str) -> dict[str, FileFacts] | str:
+    """The files that a checkpoint's marker names, or what is wrong with it."""
+    data = read_file(join(uri, MARKER_NAME))
+    if data is None:
+        return f"it has no {MARKER_NAME} marker, its writer was interrupted"
+    try:
+        files: dict[str, FileFacts] = {
+            name: {"bytes": int(facts["bytes"]), "sha256": str(facts["sha256"])}
+            for name, facts in json.loads(data).items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"its {MARKER_NAME} marker is damaged"
+    if PASSPORT_NAME not in files or len(files) < 2:
+        return f"its {MARKER_NAME} marker does not name its files"
+    return files
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

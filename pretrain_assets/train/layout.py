@@ -131,8 +131,7 @@ def to_config(model: GPT, tokenizer: TokenizerIdentity, dtype: str) -> dict[str,
 
 def to_generation_config(tokenizer: TokenizerIdentity) -> dict[str, Any]:
     """The contents of generation_config.json. Rows of a batch that are done are filled with end-of-text."""
-    end = tokenizer.eos_id
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "do_sample": True, "top_k": 50}
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
 
 
 def from_config(config: Mapping[str, Any], *, where: str) -> ModelConfig:

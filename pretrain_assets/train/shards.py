@@ -79,8 +79,15 @@ class Snapshot:
 
 
 def stored(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of every tensor in a folder's files, put together."""
+    """Shape and type of every tensor in a folder's files, put together.
+
+    Raises:
+        CheckpointError: a part of one is missing.
+    """
     tensors = _reader(folder).read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+            raise CheckpointError(f"Checkpoint {folder} lacks a part of {name}: a file is missing")
     return {name: (tensor.size, tensor.properties.dtype) for name, tensor in tensors.items()}
 
 

@@ -21,7 +21,7 @@ from pretrain_assets.train.engine import Engine
 from pretrain_assets.train.model import GPT
 from pretrain_assets.train.shards import Piece, read_into, stored
 
-_CPU = torch.device("cpu")
+_CPU, _GENERATOR = torch.device("cpu"), "generator"
 
 
 def capture(engine: Engine) -> dict[str, dict[str, Piece]]:
@@ -37,7 +37,7 @@ def capture(engine: Engine) -> dict[str, dict[str, Piece]]:
             if weight in optimizer.state:
                 moments |= {f"{name}|{key}": value for key, value in optimizer.state[weight].items()}
     device = engine.world.device
-    moments[f"generator|{device.type}"] = (
+    moments[f"{_GENERATOR}|{device.type}"] = (
         torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     )
     return {MODEL: _mine(weights, engine.world), OPTIMIZER: _mine(moments, engine.world)}
@@ -51,21 +51,26 @@ def restore(folder: Path, engine: Engine) -> None:
     """
     _restore_weights(folder, engine.model)
     parameters = dict(engine.model.named_parameters())
-    moments: dict[str, dict[str, Tensor]] = {}
+    values: dict[str, Tensor] = {}
     for name, (shape, dtype) in stored(folder).items():
-        owner, _, key = name.rpartition("|")
-        if owner:
-            like = parameters.get(owner)
-            shared = like is not None and like.shape == shape
-            value = torch.zeros_like(like, dtype=dtype) if shared else torch.zeros(shape, dtype=dtype)
-            moments.setdefault(owner, {})[key] = value
-    read_into(folder, {f"{owner}|{key}": value for owner, keys in moments.items() for key, value in keys.items()})
-    _restore_generator(moments.pop("generator", {}), engine.world.device)
+        owner, _, moment = name.rpartition("|")
+        if moment and owner:
+            like = parameters.get(owner, torch.empty(0))  # a moment of the parameter's shape is shared out as it is
+            values[name] = torch.zeros_like(like, dtype=dtype) if like.shape == shape else torch.zeros(shape, dtype=dtype)
+    read_into(folder, values)
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        owner, _, moment = name.rpartition("|")
+        moments.setdefault(owner, {})[moment] = value
+    _restore_generator(moments.pop(_GENERATOR), engine.world.device)
+    if moments.keys() != parameters.keys():
+        few = ", ".join(sorted(moments.keys() ^ parameters.keys())[:3])
+        raise CheckpointError(f"Checkpoint {folder} holds the optimizer of another model; they differ in {few}")
     names = {id(weight): name for name, weight in parameters.items()}
     for optimizer in engine.optimizers:
         state = optimizer.state_dict()
-        in_order = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
-        state["state"] = {index: moments[name] for index, name in enumerate(in_order) if name in moments}
+        in_order = [weight for group in optimizer.param_groups for weight in group["params"]]
+        state["state"] = {index: moments[names[id(weight)]] for index, weight in enumerate(in_order)}
         optimizer.load_state_dict(state)
 
 

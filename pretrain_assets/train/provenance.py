@@ -1,0 +1,102 @@
+"""What an exported model says about its data: a checkpoint's passport, and what follows from it and the pinned table.
+
+Invariant: the same checkpoint and table give the same facts. They hold no clock, host, path or secret, so they may be
+hashed and published.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.config import DataConfig, Recipe, from_dict
+from pretrain_assets.loader.exposure import times_seen
+from pretrain_assets.loader.planner import Planner
+from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.storage import Location
+from pretrain_assets.table.versions import open_pin
+
+if TYPE_CHECKING:
+    import lance
+
+PASSPORT_FIELDS = (
+    *("pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "recipe"),
+    *("step", "tokens_seen", "train_loss", "val_loss", "code_version"),
+)
+"""What is taken over from the passport as it stands."""
+MAX_SOURCES = 100
+"""Sources that are named, those with the most tokens; the others are added up."""
+NOT_MEASURED = "not measured"
+
+
+def provenance(location: Location, passport: Mapping[str, Any], checkpoint_digest: str) -> dict[str, Any]:
+    """The facts, as plain JSON values.
+
+    Beside the fields of the passport: `table` (name), `checkpoint` (digest), `epochs` entered, `ledger` summed over
+    them, `sources` (rows and tokens of the training rows at the pin), `exposures` (how many documents were seen once,
+    more than once, never) and `contamination`.
+
+    Raises:
+        TableError: the table is another one, or the pinned version is gone.
+    """
+    recipe, pin = from_dict(Recipe, passport["recipe"]), Pin.parse(passport["pin"])
+    return {
+        **{name: passport[name] for name in PASSPORT_FIELDS},
+        "table": location.table_name,
+        "checkpoint": checkpoint_digest,
+        "epochs": len(passport["ledger"]),
+        "ledger": ledger_sum(passport["ledger"]),
+        "sources": sources(open_pin(location, pin), recipe.data),
+        "exposures": exposures(location, pin, recipe, passport["step"]),
+        "contamination": NOT_MEASURED,
+    }
+
+
+def ledger_sum(ledgers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Every line of the ledgers of some epochs, added up."""
+    total: Counter[str] = Counter()
+    for ledger in ledgers.values():
+        total.update({line: count for line, count in ledger.items() if isinstance(count, int)})
+    return dict(total)
+
+
+def sources(dataset: lance.LanceDataset, data: DataConfig) -> list[dict[str, Any]]:
+    """Rows and tokens (one end-of-text each included) of the training rows, by source and, where known, licence.
+
+    Most tokens first; the last entry may be several sources together. Empty where the table names no sources.
+    """
+    names = dataset.schema.names
+    if "source" not in names:
+        return []
+    columns = ", ".join(["source", *(["license"] if "license" in names else [])])
+    query = (
+        f"SELECT {columns}, count(*) AS num_rows, sum({data.count_column} + 1) AS num_tokens FROM dataset "
+        f"WHERE {data.filter} GROUP BY {columns} ORDER BY num_tokens DESC, {columns}"
+    )
+    found = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    all_tokens = sum(row["num_tokens"] for row in found)
+    named, others = found[:MAX_SOURCES], found[MAX_SOURCES:]
+    if others:
+        named.append(
+            {
+                "source": f"{len(others):,} others",
+                **{name: sum(row[name] for row in others) for name in ("num_rows", "num_tokens")},
+            }
+        )
+    return [{**row, "share": round(row["num_tokens"] / all_tokens, 6)} for row in named]
+
+
+def exposures(location: Location, pin: Pin, recipe: Recipe, step: int) -> dict[str, int]:
+    """How many of the documents that the filter keeps were trained on once, more than once and never, at a step."""
+    schedule = Schedule(Planner(location, pin, recipe.data).plan, recipe.cycles_per_step)
+    times = times_seen(schedule, last_step=step)
+    once, never = int((times == 1).sum()), int((times == 0).sum())
+    return {
+        "documents": len(times),
+        "seen_once": once,
+        "seen_more_than_once": len(times) - once - never,
+        "not_seen": never,
+        "most_times": int(times.max(initial=0)),
+    }

@@ -1,0 +1,123 @@
+"""Saving in the background: a step waits only until its tensors are copied to host memory.
+
+Invariant: at most one save is under way, it talks to the other ranks in a group of its own, and what fails on one rank
+fails on all of them at the same save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pretrain_assets.config import ExecutionConfig
+from pretrain_assets.errors import CheckpointError
+from pretrain_assets.launch.contract import PASSPORT_NAME
+from pretrain_assets.train import checkpoint
+from pretrain_assets.train.checkpoint import FileFacts
+from pretrain_assets.train.distributed import World
+from pretrain_assets.train.shards import Piece, Snapshot
+
+T = TypeVar("T")
+
+
+class Saver:
+    """Writes the checkpoints of a run; all ranks call each method together."""
+
+    def __init__(self, run_dir: str, world: World, execution: ExecutionConfig):
+        self._run_dir, self._world, self._execution = run_dir, world, execution
+        self._group = world.new_host_group()
+        self._snapshots: dict[str, Snapshot] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save under way has failed on this rank; `wait` then raises on all of them."""
+        future = self._under_way
+        return future is not None and future.done() and future.exception() is not None
+
+    def save(self, step: int, pieces: Mapping[str, Mapping[str, Piece]], passport: Mapping[str, Any] | None) -> None:
+        """Save a step once the save before it is done; on disk when this returns, or later if asynchronous.
+
+        Args:
+            step: Steps trained.
+            pieces: What this rank writes, by name, by the file's name.
+            passport: What the checkpoint carries about its data, on the main rank.
+
+        Raises:
+            CheckpointError: this or the save before it cannot be written; the checkpoints before are intact.
+        """
+        self.wait()
+        for kind, tensors in pieces.items():
+            self._snapshots.setdefault(kind, Snapshot()).take(tensors)
+        self._under_way = self._thread.submit(self._save, step, passport)
+        if not self._execution.async_checkpoint:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save under way.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        future, self._under_way = self._under_way, None
+        if future is not None:
+            future.result()
+
+    def close(self) -> None:
+        """Let the save under way end, well or badly."""
+        with contextlib.suppress(Exception):
+            self.wait()
+        self._thread.shutdown()
+
+    def _save(self, step: int, passport: Mapping[str, Any] | None) -> None:
+        main = self._world.is_main
+        try:
+            parts = self._all(lambda: self._write(step, passport))
+            files = {name: facts for part in parts for name, facts in part.items()}
+            self._all(lambda: checkpoint.commit(self._run_dir, step, files) if main else None)
+        except CheckpointError as error:
+            if main:
+                checkpoint.discard_unfinished(self._run_dir)
+            raise CheckpointError(
+                f"Cannot write checkpoint {checkpoint.checkpoint_uri(self._run_dir, step)}: {error}."
+                f"{checkpoint.free_space(self._run_dir)} Earlier checkpoints are intact. Free space, lower "
+                "execution.keep_last or choose another run_dir, then start the same run again: it resumes."
+            ) from error
+        if main:
+            kept = self._execution
+            checkpoint.prune(self._run_dir, step, keep_last=kept.keep_last, keep_every=kept.keep_every)
+
+    def _write(self, step: int, passport: Mapping[str, Any] | None) -> dict[str, FileFacts]:
+        """Write this rank's files."""
+        place = f"{self._world.rank + 1:05d}-of-{self._world.size:05d}"
+        files = {}
+        for kind, snapshot in self._snapshots.items():
+            name = f"{kind}-{place}.safetensors"
+            files[name] = checkpoint.write_file(self._run_dir, step, name, snapshot.chunks())
+        if passport is not None:
+            text = json.dumps(passport, indent=2, ensure_ascii=False).encode()
+            files[PASSPORT_NAME] = checkpoint.write_file(self._run_dir, step, PASSPORT_NAME, [text])
+        return files
+
+    def _all(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank; what each found, or an error on all of them if one failed."""
+        found: T | None = None
+        fault = None
+        try:
+            found = work()
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            fault = str(error) or type(error).__name__
+        answers = [(found, fault)]
+        if self._group is not None:
+            answers = [(None, None)] * self._world.size
+            dist.all_gather_object(answers, (found, fault), group=self._group)
+        faults = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text is not None]
+        if faults:
+            raise CheckpointError("; ".join(faults))
+        return [value for value, _ in answers]
