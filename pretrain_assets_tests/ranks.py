@@ -9,7 +9,8 @@ Invariant: the blocks of a step depend on nothing but its number; ranks take the
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,16 @@ def engine_of(changes: Mapping[str, Any], world: World = ONE) -> Engine:
     return Engine(override(RECIPE, {**PLAIN, **changes}), TOKENIZER, world)
 
 
+@contextmanager
+def exact() -> Iterator[None]:
+    """Inside, new tensors are float64."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def blocks_of(step: int, world: World = ONE) -> Blocks:
     """A rank's blocks of a step, cycle-major then split; documents of ten tokens."""
     ids = torch.randint(0, VOCAB, (CYCLES, SPLITS, SEQ), generator=torch.Generator().manual_seed(step))
@@ -58,9 +69,14 @@ def blocks_of(step: int, world: World = ONE) -> Blocks:
 
 
 def learned(changes: Mapping[str, Any], world: World = ONE) -> dict[str, Tensor]:
-    """Loss and gradient norm of every step, and the weights afterwards by name."""
-    engine = engine_of(changes, world)
-    steps = [engine.train_step(blocks_of(step, world), step=step, total_steps=STEPS) for step in range(1, STEPS + 1)]
+    """Loss and gradient norm of every step, and the weights afterwards by name.
+
+    In float64: AdamW divides by the gradient's size, so that where a gradient is 0 but for rounding, as those of the
+    keys' biases, float32 would differ by as much as it learns.
+    """
+    with exact():
+        engine = engine_of(changes, world)
+        steps = [engine.train_step(blocks_of(step, world), step=step, total_steps=STEPS) for step in range(1, STEPS + 1)]
     loss, norm = (torch.stack([values[kind] for values in steps]) for kind in (0, 1))
     weights = {name: whole(weight.detach()).clone() for name, weight in engine.model.named_parameters()}
     return {"loss": loss, "norm": norm, **weights}

@@ -483,7 +483,7 @@ def test_no_process_outlives_a_killed_launcher_or_torchrun(make_spec, victim):
         assert read_result(spec.run_dir)["status"] == "stopped"  # torchrun got SIGTERM, and its rank saved
 
 
-def test_reports_reach_dagster_pipes(tmp_path, monkeypatch):
+def test_reports_reach_dagster_pipes(make_spec, tmp_path, monkeypatch):
     from dagster_pipes import encode_param
 
     context = {"asset_keys": ["model"], "run_id": "r", "job_name": "j", "retry_number": 0, "extras": {}}
@@ -503,14 +503,14 @@ def test_reports_reach_dagster_pipes(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("DAGSTER_PIPES_CONTEXT", encode_param({"path": str(tmp_path / "context.json")}))
     monkeypatch.setenv("DAGSTER_PIPES_MESSAGES", encode_param({"path": str(tmp_path / "messages")}))
-    with open_reporters(True) as reporters:
+    with open_reporters(make_spec(), True) as reporters:
         for reporter in reporters:
             reporter.progress({"step": 0, "val_loss": 5.5, "val_tokens": 10, "total_steps": 3})
             reporter.result({"status": "done", "step": 3, "train_loss": 4.0, "val_loss": None, "seconds": 1.0})
     messages = [json.loads(line) for line in (tmp_path / "messages").read_text().splitlines()]
     sent = [m["params"]["payload"] for m in messages if m["method"] == "report_custom_message"]
     assert [(m["kind"], m["step"]) for m in sent] == [("progress", 0), ("result", 3)]
-    with open_reporters(False) as reporters:
+    with open_reporters(make_spec(), False) as reporters:
         assert reporters == []
 
 

@@ -7,6 +7,7 @@ INGESTED = AssetKey(["corpus", "ingested"])
 DEDUPED = AssetKey(["corpus", "deduped"])
 TOKENIZED = AssetKey(["corpus", "tokenized"])
 CHECKPOINT = AssetKey(["model", "checkpoint"])
+EXPORT = AssetKey(["model", "export"])
 INDEX = AssetKey(["forensics", "index"])
 MAINTENANCE = AssetKey(["corpus", "maintenance"])
 

@@ -33,13 +33,13 @@ def recipe_schema() -> dict[str, dg.Field]:
 
 def changes_in(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a launchpad config changes in a recipe, by dotted name; see `config.override`."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, value in config.items():
         if name != OVERRIDES and isinstance(value, dict):
             changes |= {f"{name}.{setting}": given for setting, given in value.items()}
         elif name != OVERRIDES:
             changes[name] = value
-    return changes | config.get(OVERRIDES, {})
+    return {**changes, **config.get(OVERRIDES, {})}
 
 
 def _fields(cls: type, *, required: bool) -> dict[str, dg.Field]:
@@ -60,7 +60,7 @@ def _config_type(hint: Any, name: str, *, required: bool = False) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
-        return dg.Shape(_fields(hint, required=required))
+        return dg.Shape(_fields(hint, required=required))  # type: ignore[no-untyped-call]
     if origin is Literal:
         return dg.Enum(name, [dg.EnumValue(choice) for choice in arguments])
     if origin is tuple:

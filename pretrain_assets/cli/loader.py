@@ -1,6 +1,6 @@
-"""The verb that looks at the loader alone: profile-loader.
+"""The verbs that use the loader alone: profile-loader and pack-sample.
 
-Invariant: it reads the version, rows and splits that `pretrain train` would, and changes nothing but the cached plan,
+Invariant: they read the version, rows and splits that `pretrain train` would, and change nothing but the cached plan,
 which that run then opens.
 """
 
@@ -129,6 +129,41 @@ def profile_loader(
         click.echo(f"\nplot: {plot}")
 
 
+@click.command("pack-sample")
+@click.argument("recipe")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write, .npy.")
+@click.option("--blocks", type=click.IntRange(1), default=1024, show_default=True, help="Blocks to write.")
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting, as for train.")
+@click.option("--tag", help="Read this tag of the tokenized stage instead of the newest.")
+@as_json
+@click.pass_obj
+def pack_sample(
+    obj: dict[str, Any],
+    recipe: str,
+    out: Path,
+    blocks: int,
+    changes: tuple[str, ...],
+    tag: str | None,
+    json_output: bool,
+) -> None:
+    """Write the first packed blocks of RECIPE to a file that numpy maps into memory, for benchmarks elsewhere."""
+    from pretrain_assets.loader.sample import write_sample
+    from pretrain_assets.table.versions import find_record
+
+    location = obj["location"]
+    record = find_record(location, "tokenized", tag)
+    loader = _loader(location, record, _resolve(location, record, recipe, changes), 1)
+    sample = write_sample(loader, out, blocks)
+    if json_output:
+        click.echo(json.dumps(sample.facts, indent=2))
+        return
+    size = out.stat().st_size / 1e6
+    count, seq_len = sample.blocks.shape
+    click.echo(
+        f"{out}: {count:,} blocks of {seq_len:,} tokens as {sample.blocks.dtype}, {size:.1f} MB, from {record.tag}"
+    )
+
+
 def _resolve(location: Location, record: LineageRecord, name: str | None, changes: tuple[str, ...]) -> Recipe:
     """The recipe asked for, or the first candidate whose filter keeps enough rows for one step.
 
@@ -178,4 +213,4 @@ def _speed(recipe: str, runs_uri: str) -> tuple[float | None, str | None]:
     return speed, run_dir if speed else None
 
 
-VERBS = (profile_loader,)
+VERBS = (profile_loader, pack_sample)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pretrain_assets.config import Recipe, from_dict
@@ -63,8 +62,7 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
     for run_dir in runs:
         step = checkpoint.newest(run_dir)
         if step is not None:  # `newest` has just checked its files
-            with checkpoint.open_checkpoint(run_dir, step) as folder:
-                return _read(folder, run_dir, step)
+            return _read(run_dir, step)
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
         f"No complete checkpoint {wanted}under {runs_uri}. Train one with `pretrain train RECIPE` "
@@ -91,12 +89,12 @@ def _open(run_dir: str, step: int) -> Checkpoint:
     if step not in checkpoint.steps(run_dir):
         have = ", ".join(str(s) for s in checkpoint.steps(run_dir)) or "none"
         raise CheckpointError(f"{run_dir} has no checkpoint of step {step}; it has: {have}")
-    with checkpoint.open_checkpoint(run_dir, step) as folder:
-        fault = checkpoint.find_fault(folder)
-        if fault:
-            raise CheckpointError(f"Checkpoint {checkpoint.checkpoint_uri(run_dir, step)} cannot be used: {fault}")
-        return _read(folder, run_dir, step)
+    fault = checkpoint.find_fault(checkpoint.checkpoint_uri(run_dir, step))
+    if fault:
+        raise CheckpointError(f"Checkpoint {checkpoint.checkpoint_uri(run_dir, step)} cannot be used: {fault}")
+    return _read(run_dir, step)
 
 
-def _read(folder: Path, run_dir: str, step: int) -> Checkpoint:
-    return Checkpoint(run_dir=run_dir, step=step, passport=checkpoint.read_passport(folder))
+def _read(run_dir: str, step: int) -> Checkpoint:
+    passport = checkpoint.read_passport(checkpoint.checkpoint_uri(run_dir, step))
+    return Checkpoint(run_dir=run_dir, step=step, passport=passport)

@@ -6,16 +6,20 @@ Invariant: `run_local` returns or raises only when no process of the run is left
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.launch.contract import clear_unfinished_result, finished_result, read_result, write_spec
+from pretrain_assets.launch.elastic import ROOT_CAUSE_ENV
 from pretrain_assets.launch.guard import guarded
 
 GRACE_SECONDS = 60
@@ -28,7 +32,7 @@ POLL_SECONDS = 0.5
 def torchrun_argv(run_json: str, nproc: int) -> list[str]:
     """The command that trains on `nproc` processes of this machine."""
     return [
-        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)],
+        *[sys.executable, "-m", "pretrain_assets.launch.elastic", "--standalone", "--nproc-per-node", str(nproc)],
         *["--shutdown-timeout", str(GRACE_SECONDS), "-m", "pretrain_assets.train", run_json],
     ]
 
@@ -70,16 +74,31 @@ def run_local(
         return finished
     clear_unfinished_result(spec.run_dir)
     argv = guarded(torchrun_argv(write_spec(spec), nproc))
-    process = subprocess.Popen(argv, env={**_defaults(nproc), **os.environ, **(env or {})}, start_new_session=True)
-    try:
-        code = _wait(process, while_running)
-    finally:
-        stop(process)
+    with tempfile.TemporaryDirectory(prefix="pretrain-launch-") as folder:
+        root_cause = Path(folder, "root_cause.json")
+        environment = {**_defaults(nproc), **os.environ, **(env or {}), ROOT_CAUSE_ENV: str(root_cause)}
+        process = subprocess.Popen(argv, env=environment, start_new_session=True)
+        try:
+            code = _wait(process, while_running)
+        finally:
+            stop(process)
+        cause = json.loads(root_cause.read_text()) if root_cause.exists() else {}
     result = read_result(spec.run_dir)
     if result is None or (code != 0 and result["status"] == "done"):
-        error = f"torchrun exited with code {code}; its output above says why"
-        return {"status": "failed", "error": error, "run_dir": spec.run_dir}
+        return {"status": "failed", "error": _reason(code, cause), "run_dir": spec.run_dir} | (
+            cause.get("result") or {}
+        )
+    if result.get("error_type") == "RankDied" and cause.get("signal") and cause["rank"] == result["rank"]:
+        result["error"] += f" [signal: {cause['signal']}]"  # which only its parent knows
     return result
+
+
+def _reason(code: int, cause: Mapping[str, Any]) -> str:
+    """Why a run ended without a result of its own."""
+    if not cause:
+        return f"torchrun ended with code {code} before any rank did; its output above says why"
+    how = f"was ended by {cause['signal']}" if cause["signal"] else f"exited with code {cause['exit_code']}"
+    return f"rank {cause['rank']} (pid {cause['pid']}) {how} and left no result; its output above is all that is known"
 
 
 def _defaults(nproc: int) -> dict[str, str]:

@@ -81,7 +81,8 @@ def diff(location: Location, one: int | str, other: int | str) -> Diff:
     Raises:
         TableError: a version or tag is not there, a name is ambiguous, or the table was recreated in between.
     """
-    older, newer = sorted((_open(location, one), _open(location, other)), key=lambda dataset: int(dataset.version))
+    opened = open_named(location, one), open_named(location, other)
+    older, newer = sorted(opened, key=lambda dataset: int(dataset.version))
     if table_id(older) != table_id(newer):
         raise TableError(
             f"{location.uri} was recreated between versions {older.version} and {newer.version}: they are different "
@@ -110,8 +111,12 @@ def diff(location: Location, one: int | str, other: int | str) -> Diff:
     )
 
 
-def _open(location: Location, name: int | str) -> lance.LanceDataset:
-    """The table at a version number, at `v7`, or at a tag."""
+def open_named(location: Location, name: int | str) -> lance.LanceDataset:
+    """The table at a version number, at `7` or `v7`, or at a tag.
+
+    Raises:
+        TableError: it is not there, or the name is ambiguous.
+    """
     number = _NUMBER.fullmatch(name) if isinstance(name, str) else None
     if not number:
         return open_dataset(location, name)

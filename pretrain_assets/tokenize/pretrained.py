@@ -27,19 +27,17 @@ def tokenizer_of(identity: TokenizerIdentity, place: str | None = None) -> Token
 
     Args:
         identity: Of the tokens.
-        place: Where it is, as `gpt2`, `byte` or `hf:<name or directory>`; None for the name in the identity, which for
-            a tokenizer from a directory is not its whole path.
+        place: Where a tokenizer named `hf:...` is, as `hf:<name or directory>`: the name of one from a directory is not
+            its whole path. Others need none.
 
     Raises:
         TokenizerError: it cannot be loaded, or is another one.
     """
-    name = place or identity.name
+    name = (place or identity.name) if identity.name.startswith("hf:") else identity.name
     try:
         found = load_tokenizer(name)
     except TokenizerError as error:
-        if place is None:
-            raise TokenizerError(f"{error} Give its place with --tokenizer hf:<name or directory>.") from error
-        raise
+        raise TokenizerError(f"{error} Give its place with --tokenizer hf:<name or directory>.") from error
     if found.identity.fingerprint != identity.fingerprint:
         raise TokenizerError(
             f"Tokenizer {name} has the fingerprint {found.identity.fingerprint}; the model was trained on tokens of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.resources import files
@@ -45,6 +45,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; bytes that are not UTF-8 become U+FFFD."""
+
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of UTF-8 that each id stands for, 0 for special tokens, shape (vocab_size,); None if not known."""
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -117,6 +120,10 @@ class Gpt2Tokenizer:
         """Text of some ids; padding is left out."""
         return str(self._encoding.decode([i for i in ids if i <= self._encoding.max_token_value], errors="replace"))
 
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each id."""
+        return _lengths({rank: token for token, rank in self._encoding._mergeable_ranks.items()}, self.identity)
+
 
 _gpt2 = cache(Gpt2Tokenizer)
 """Loaded once per process: its files come with the package and do not change."""
@@ -138,6 +145,10 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; end-of-text is left out."""
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """One, but for end-of-text."""
+        return _lengths({i: b"x" for i in range(256)}, self.identity)
 
 
 class HuggingFaceTokenizer:
@@ -212,6 +223,23 @@ class HuggingFaceTokenizer:
         """Text of some ids."""
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
+    def token_bytes(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of each id of a byte-level BPE, whose tokens are spelled by one character per byte; None for others."""
+        stored = json.loads(self._fast.to_str()) if self._fast is not None else {}
+        if (stored.get("decoder") or {}).get("type") != "ByteLevel":
+            return None
+        to_byte, added = _byte_of_character(), {entry["id"]: entry for entry in stored["added_tokens"]}
+        tokens: dict[int, bytes] = {}
+        for token, number in self._tokenizer.get_vocab().items():
+            if number in added:  # spelled as it is in the text
+                tokens[number] = b"" if added[number]["special"] else token.encode()
+            elif all(character in to_byte for character in token):
+                tokens[number] = bytes(to_byte[character] for character in token)
+            else:
+                return None
+        tokens |= {number: b"" for number in {*self._special_ids, self._unknown_id} - {None}}
+        return _lengths(tokens, self.identity)
+
 
 def _concatenate(encoded: Sequence[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     import numpy as np
@@ -222,6 +250,15 @@ def _concatenate(encoded: Sequence[Any]) -> tuple[npt.NDArray[np.int32], npt.NDA
     for ids, start, stop in zip(encoded, offsets[:-1], offsets[1:], strict=True):
         values[start:stop] = ids
     return values, offsets
+
+
+def _lengths(tokens: Mapping[int, bytes], identity: TokenizerIdentity) -> npt.NDArray[np.int64]:
+    """Bytes of every id, 0 for those that are no key."""
+    import numpy as np
+
+    lengths = np.zeros(identity.vocab_size, np.int64)
+    lengths[list(tokens)] = [len(token) for token in tokens.values()]
+    return lengths
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 
-from pretrain_assets.errors import PretrainError
 from pretrain_assets.launch.contract import EXIT_FAILED, read_spec
 from pretrain_assets.launch.guard import die_with_parent
 
@@ -35,8 +34,12 @@ def main(arguments: list[str]) -> int:
         from pretrain_assets.train.run import run  # torch: seconds to import, after the signal handler is in place
 
         return run(spec, stop.is_set)
-    except PretrainError as error:
-        print(f"rank {rank}: {error}" if rank else f"error: {error}", file=sys.stderr)
+    except Exception as error:  # of the only rank, or before the ranks watch each other
+        from pretrain_assets.train.failure import Failure
+
+        failure = Failure.of(error, rank, step=0)
+        failure.record()
+        print(failure.text, file=sys.stderr)
         return EXIT_FAILED
 
 

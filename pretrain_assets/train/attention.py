@@ -6,6 +6,7 @@ Invariant: with a document mask, nothing of one document reaches another: its ou
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union, cast
 
 import torch
@@ -32,7 +33,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, *, causal: bool, 
     """
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal and mask is None, dropout_p=dropout)
-    return cast(Tensor, _compiled_flex_attention()(q, k, v, block_mask=mask))
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compute = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+    return cast(Tensor, compute(q, k, v, block_mask=mask))
 
 
 def document_mask(doc_ids: Tensor) -> Mask:
@@ -52,15 +56,14 @@ def document_mask(doc_ids: Tensor) -> Mask:
         return (query >= key) & (doc_ids[block, query] == doc_ids[block, key])
 
     blocks, positions = doc_ids.shape
-    return create_block_mask(may_see, blocks, None, positions, positions, device=doc_ids.device)
+    make = _compiled(create_block_mask)
+    return cast(Mask, make(may_see, blocks, None, positions, positions, device=doc_ids.device))
 
 
 @functools.cache
-def _compiled_flex_attention() -> Any:
-    """FlexAttention, which needs to be compiled: otherwise it computes all scores at once."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of FlexAttention, which otherwise computes every pair of positions and then throws most away."""
+    return torch.compile(function, dynamic=False)
 
 
 class KeyValueCache:

@@ -127,6 +127,14 @@ def digest(folder: str | Path) -> str:
 # --- writing: every rank its files, then one rank commits -------------------------------------------------------------
 
 
+def begin(run_dir: str, step: int) -> None:
+    """Take the marker off a broken remote checkpoint that is about to be written anew."""
+    uri = checkpoint_uri(run_dir, step)
+    fs, path = filesystem(uri)
+    if is_remote(uri) and fs.exists(f"{path}/{MARKER_NAME}"):
+        fs.rm_file(f"{path}/{MARKER_NAME}")
+
+
 def write_file(run_dir: str, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileFacts:
     """Write one file of a checkpoint that is not there yet, hashing it on the way."""
     place = _staging(checkpoint_uri(run_dir, step))

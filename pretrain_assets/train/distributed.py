@@ -5,19 +5,23 @@ Invariant: one rank needs no process group, and all code above this module is th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pretrain_assets.errors import ConfigError, WorkerError
+from pretrain_assets.launch.contract import EXIT_FAILED
 from pretrain_assets.train.pulse import Pulse
 
 HANG_ENV = "PRETRAIN_HANG_SECONDS"
@@ -90,8 +94,19 @@ def join_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
         yield World(rank=rank, size=size, local_size=local_size, device=device, control=None)
         return
     control = _meet(rank, size, device)
-    yield World(rank=rank, size=size, local_size=local_size, device=device, control=control)
-    dist.destroy_process_group()  # not after an exception: it would wait for ranks that may be gone
+    try:
+        yield World(rank=rank, size=size, local_size=local_size, device=device, control=control)
+    except SystemExit:  # a failure that was reported: nothing can be closed in good order any more
+        end_process()
+    dist.destroy_process_group()
+
+
+def end_process() -> NoReturn:
+    """End this process as failed and now: whatever waits for other ranks would wait for ever."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(EXIT_FAILED)
 
 
 def hang_seconds(environment: Mapping[str, str] = os.environ) -> float:
@@ -117,7 +132,7 @@ def _meet(rank: int, size: int, device: torch.device) -> dist.ProcessGroup | Non
         WorkerError: not all ranks came.
     """
     timeout = timedelta(seconds=hang_seconds() + 60)
-    with _mortal():
+    with mortal():
         try:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
             return dist.new_group(backend="gloo", timeout=timeout) if device.type == "cuda" else None
@@ -129,8 +144,8 @@ def _meet(rank: int, size: int, device: torch.device) -> dist.ProcessGroup | Non
 
 
 @contextmanager
-def _mortal() -> Iterator[None]:
-    """Inside, SIGTERM ends the process: it waits in C++, where no handler of Python's would run, with nothing to save."""
+def mortal() -> Iterator[None]:
+    """Inside, SIGTERM ends the process: it may wait in C++, where no Python handler runs, and has nothing to save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

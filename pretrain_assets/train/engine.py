@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pretrain_assets.config import Recipe, TokenizerIdentity
-from pretrain_assets.errors import ConfigError
 from pretrain_assets.train.attention import document_mask
+from pretrain_assets.train.device import describe, prepare
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.model import GPT, targets_of
 from pretrain_assets.train.optim import learning_rate, make_optimizers, set_learning_rate
@@ -57,11 +56,7 @@ class Engine:
             ConfigError: FlashAttention 3 is asked for and not installed.
         """
         self.config, self.execution, self.world = recipe.train, recipe.execution, world
-        if self.execution.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS then asks for
-        torch.use_deterministic_algorithms(self.execution.deterministic)
-        if self.execution.attention == "fa3":
-            _activate_fa3()
+        prepare(self.execution, world.device)
         self.model = GPT(recipe.model, tokenizer, recipe.data.seq_len, chunked_loss=self.execution.chunked_loss)
         self.model.init_weights(self.config.init_seed)
         self.num_parameters = self.model.num_parameters
@@ -70,6 +65,8 @@ class Engine:
         self.optimizers = make_optimizers(self.model, self.config)
         self.network = replicate(self.model, world, self.execution)
         torch.manual_seed(self.config.init_seed)
+        if world.is_main:
+            _log.info("%s", describe(recipe.model, recipe.data.seq_len, world.device))
 
     def train_step(self, blocks: Blocks, *, step: int, total_steps: int) -> tuple[Tensor, Tensor]:
         """One optimizer step; returns the global batch's mean loss and the gradient norm, scalars on the device.
@@ -120,15 +117,3 @@ class Engine:
     def autocast(self) -> torch.autocast:
         """Compute in bfloat16 on CUDA; weights stay float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.world.device.type == "cuda")
-
-
-def _activate_fa3() -> None:
-    from torch.nn.attention import activate_flash_attention_impl
-
-    try:
-        activate_flash_attention_impl("FA3")
-    except Exception as error:
-        raise ConfigError(
-            f"execution.attention='fa3' cannot work: {error}. Install FlashAttention 3 (flash_attn_interface) for this "
-            "PyTorch and a Hopper GPU, or use execution.attention=sdpa."
-        ) from error

@@ -1,27 +1,39 @@
-"""Held-out loss: the first blocks of the held-out rows in one fixed order, the same on any number of ranks.
+"""How well a model predicts held-out rows: the first blocks of them, or all, in one fixed order.
 
-Invariant: no row is both trained on and held out, and the loss is that of the same tokens at every evaluation.
+Invariant: no row of a run is both trained on and held out, and the numbers are those of the same tokens at every
+evaluation, bit for bit the same on any number of ranks of equal hardware. Memory is bounded, however many rows are
+held out: but for a few bytes per row, blocks beyond `KEPT_BYTES` are read again each time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain_assets.config import RunSpec
+from pretrain_assets.config import DataConfig, LoaderConfig, RunSpec, TokenizerIdentity
 from pretrain_assets.errors import FilterError
-from pretrain_assets.loader.stream import BlockLoader
+from pretrain_assets.loader.stream import DEFAULTS, Batch, BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.engine import Blocks, Engine
-from pretrain_assets.train.model import targets_of
+from pretrain_assets.train.feed import feed
+from pretrain_assets.train.origins import read_origins
+from pretrain_assets.train.scores import Evaluation, Tally
+
+KEPT_BYTES = 64 << 20
+"""Memory of a rank for blocks that are kept from one evaluation to the next."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,40 +57,175 @@ def check_disjoint(location: Location, spec: RunSpec) -> None:
 
 
 class HeldOut:
-    """The held-out blocks, read once: one split, so that any number of rows and ranks will do."""
+    """The held-out blocks, and this rank's share of them.
 
-    def __init__(self, location: Location, spec: RunSpec, world: World):
-        data, self._world = spec.recipe.data, world
-        self._micro_batch_blocks, self._pad_id = spec.recipe.execution.micro_batch_blocks, spec.tokenizer.pad_id
-        loader = BlockLoader(
+    They are one stream, in one split, cut into micro-batches of consecutive blocks whose size depends on the number of
+    blocks alone. Every rank takes the same number of micro-batches, since a forward pass may be one that all ranks make
+    together: those beyond the last block, and what is missing in the last, are padding, which counts nothing.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        pin: Pin,
+        data: DataConfig,
+        tokenizer: TokenizerIdentity,
+        world: World,
+        *,
+        num_blocks: int | None,
+        micro_batch_blocks: int,
+        document_mask: bool = False,
+        settings: LoaderConfig = DEFAULTS,
+        setting: str = "data.held_out_filter",
+        tokenizer_place: str | None = None,
+    ):
+        """Plan what to read; nothing is read before it is evaluated.
+
+        Args:
+            location: The table.
+            pin: Version to read.
+            data: The rows are those of its `held_out_filter`.
+            tokenizer: Tokenizer of the token column.
+            world: The ranks.
+            num_blocks: Blocks to evaluate at most, from the first; None for all.
+            micro_batch_blocks: Blocks per forward pass at most.
+            document_mask: Whether the model needs to know the document of every token.
+            settings: How blocks are read.
+            setting: Name of the filter, for messages.
+            tokenizer_place: Where the tokenizer is, if not where its name says; for bits per byte.
+
+        Raises:
+            FilterError: the filter cannot be used, or keeps no row.
+        """
+        self._world, self._tokenizer, self._masked = world, tokenizer, document_mask
+        alone = replace(data, filter=data.held_out_filter, num_splits=1, seed=0, mixture=())
+        self._loader = BlockLoader(location, pin, alone, tokenizer, settings=settings, setting=setting)
+        self.plan = self._loader.plan(0)
+        there = self.plan.blocks_per_epoch
+        self.num_blocks = min(num_blocks or there, there)
+        """Blocks of all ranks together."""
+        if num_blocks and there < num_blocks and world.is_main:
+            _log.info("evaluating on all %d blocks of the held-out rows (%d asked for)", there, num_blocks)
+        micro_batches = math.ceil(self.num_blocks / micro_batch_blocks)
+        self._micro_batch = math.ceil(self.num_blocks / micro_batches)
+        self._rounds = math.ceil(micro_batches / world.size)
+        first = world.rank * self._rounds * self._micro_batch
+        self.share = range(first, first + self._rounds * self._micro_batch)
+        """Blocks of this rank, those that are padding included."""
+        self._origins = read_origins(self._loader.planner.dataset, self.plan, self.num_blocks)
+        self._token_bytes = _token_bytes(tokenizer, tokenizer_place, world)
+        self._kept: list[Blocks] | None = None
+
+    @classmethod
+    def of_run(cls, location: Location, spec: RunSpec, world: World) -> HeldOut:
+        """Those that a run is evaluated on while it trains."""
+        recipe = spec.recipe
+        return cls(
             location,
             Pin.parse(spec.pin),
-            replace(data, filter=data.held_out_filter, num_splits=1, seed=0, mixture=()),
+            recipe.data,
             spec.tokenizer,
-            settings=spec.recipe.loader,
-            setting="data.held_out_filter",
+            world,
+            num_blocks=recipe.train.eval_blocks,
+            micro_batch_blocks=recipe.execution.micro_batch_blocks,
+            document_mask=recipe.model.document_mask,
+            settings=recipe.loader,
         )
-        wanted = spec.recipe.train.eval_blocks
-        there = loader.plan(0).blocks_per_epoch
-        count = min(wanted or there, there)
-        if wanted and count < wanted and world.is_main:
-            _log.info("evaluating on all %d blocks of the held-out rows (eval_blocks=%d)", count, wanted)
-        stream = loader.batches(0, cycles_per_batch=count, max_batches=1, dtype="int32", doc_ids=False)
-        with contextlib.closing(stream) as batches:
-            self.blocks = next(batches).input_ids.to(torch.int64)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that the loss is the mean of."""
-        return int((targets_of(self.blocks, self._pad_id) != self._pad_id).sum())
+    def doc_ids(self) -> npt.NDArray[np.int64]:
+        """Ids of the documents that the blocks hold something of, in order."""
+        count = int(self.plan.position(self.num_blocks).docs_consumed[0])
+        return self.plan.rows.doc_ids[self.plan.order[:count]]
 
-    def loss(self, engine: Engine) -> float:
-        """Mean cross entropy over all held-out tokens, the same on all ranks."""
-        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        with engine.evaluating():
-            for part in torch.split(self._mine(), self._micro_batch_blocks):
-                total += engine.loss(Blocks(part.to(self._world.device))).double()
-        return float(self._world.sum(total)) / max(1, self.num_tokens)
+    def evaluate(self, engine: Engine, *, progress: Callable[[int], None] = lambda blocks: None) -> Evaluation:
+        """Predict every token; all ranks call it together and get the same.
 
-    def _mine(self) -> Tensor:
-        return self.blocks[self._world.rank :: self._world.size]
+        Args:
+            engine: Of the model, the same on all ranks.
+            progress: Told of the blocks that this rank is done with, padding included.
+
+        Raises:
+            FilterError: there is no token to predict.
+        """
+        device, size = self._world.device, self._micro_batch
+        tally = Tally(max(1, len(self._origins.sources)), self._tokenizer.pad_id, self._token_bytes, device)
+        with engine.evaluating(), contextlib.closing(self._micro_batches()) as micro_batches:
+            for start, blocks in zip(self.share[::size], feed(micro_batches, device), strict=True):
+                losses = engine.loss(blocks, per_token=True)
+                tally.add(blocks.input_ids, losses, torch.from_numpy(self._origins.of(start, size)).to(device))
+                self._world.pulse.at("evaluating")
+                progress(size)
+        self._world.sum(tally.sums)
+        found = tally.evaluation(self.num_blocks, self._origins.sources)
+        if not found.tokens:
+            raise FilterError(
+                f"The {len(self.plan.rows):,} rows of {self._loader.data.filter!r} hold no token to predict: their "
+                "texts are empty. Hold out other rows."
+            )
+        return found
+
+    def _micro_batches(self) -> Generator[Blocks, None, None]:
+        """This rank's, in host memory, all of one shape: read, or kept from the evaluation before."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        wanted = len(self.share) * self.plan.seq_len * 4 * (3 if self._masked else 1)
+        kept: list[Blocks] | None = [] if wanted <= KEPT_BYTES else None
+        with contextlib.closing(self._read()) as batches:
+            for _ in range(self._rounds):
+                blocks = self._filled_up(next(batches, None))
+                if kept is not None:
+                    kept.append(blocks)
+                yield blocks
+        self._kept = kept
+
+    def _read(self) -> Generator[Batch, None, None]:
+        """This rank's micro-batches that hold blocks, the last one shorter if need be."""
+        blocks, size = range(self.num_blocks)[self.share.start : self.share.stop], self._micro_batch
+        whole = len(blocks) // size
+        for start, length, count in (
+            (blocks.start, size, whole),
+            (blocks.start + whole * size, len(blocks) - whole * size, 1),
+        ):
+            if length and count:
+                stream = self._loader.batches(
+                    0,
+                    start,
+                    length,
+                    max_batches=count,
+                    dtype="int32",
+                    doc_ids=self._masked,
+                    position_ids=self._masked,
+                    pin_memory=self._world.device.type == "cuda",
+                )
+                with contextlib.closing(stream) as batches:
+                    yield from batches
+
+    def _filled_up(self, batch: Batch | None) -> Blocks:
+        """A micro-batch with as many blocks as all others, what is missing being padding."""
+        nothing = torch.empty(0, self.plan.seq_len, dtype=torch.int32)
+        tensors: Iterable[Tensor | None] = (nothing, *([nothing] * 2 if self._masked else [None] * 2))
+        if batch is not None:
+            tensors = batch.input_ids, batch.doc_ids, batch.position_ids
+        missing = self._micro_batch - (0 if batch is None else len(batch.input_ids))
+        pads = self._tokenizer.pad_id, 0, 0
+        filled = [
+            F.pad(tensor, (0, 0, 0, missing), value=pad) if tensor is not None and missing else tensor
+            for tensor, pad in zip(tensors, pads, strict=True)
+        ]
+        return Blocks(*filled)  # type: ignore[arg-type]  # the first is never None
+
+
+def _token_bytes(tokenizer: TokenizerIdentity, place: str | None, world: World) -> npt.NDArray[np.int64] | None:
+    """UTF-8 bytes of every token id, or None where they are not known."""
+    try:
+        from pretrain_assets.tokenize.pretrained import tokenizer_of
+
+        found = tokenizer_of(tokenizer, place).token_bytes()
+        reason = "its tokens are not known as bytes"
+    except (ImportError, ValueError, OSError) as error:
+        found, reason = None, str(error)
+    if found is None and world.is_main:
+        _log.info("no bits per byte for tokenizer %s: %s", tokenizer.name, reason)
+    return found

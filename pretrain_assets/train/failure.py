@@ -5,11 +5,14 @@ Invariant: plain values only, so that one rank can tell another.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretrain_assets.errors import PretrainError
@@ -41,7 +44,8 @@ class Failure:
     def of(cls, error: BaseException, rank: int, step: int) -> Failure:
         """The failure of this rank by an exception."""
         is_mistake, kind = isinstance(error, PretrainError), type(error).__name__
-        who = f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})" + (f" at step {step}" if step else "")
+        at = f" at step {step}" if step else ""
+        who = f"rank {rank} ({socket.gethostname()}, pid {os.getpid()}){at}"
         return cls(
             rank=rank,
             message=str(error) if rank == 0 else f"{who}: {error if is_mistake else f'{kind}: {error}'}",
@@ -63,13 +67,21 @@ class Failure:
         found = {"status": "failed", "error": self.message, "error_type": self.kind, "is_mistake": self.is_mistake}
         return found | {"rank": self.rank} | ({"traceback": self.traceback} if self.traceback else {})
 
+    def record(self) -> None:
+        """Write torchrun's error file for this process, if torchrun started it, with `result` for our launcher."""
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path:
+            details = {"py_callstack": self.text, "timestamp": str(int(time.time()))}
+            message = {"message": self.message, "extraInfo": details}
+            Path(path).write_text(json.dumps({"message": message, "result": self.result}), encoding="utf-8")
+
 
 def died(link: Link) -> Failure:
     """The rank at the other end ended without a goodbye."""
     return Failure(
         rank=link.rank,
-        message=f"{link.name} ended without a word while {link.beat.place} at step {link.beat.step}: it was killed "
-        "(SIGKILL; by the kernel when memory is short: `dmesg | tail`), crashed, or its machine was lost",
+        message=f"{link.name} ended without a word, last known to be {link.beat.place} at step {link.beat.step}: it was "
+        "killed (by the kernel when memory is short: `dmesg | tail`), crashed, or its machine was lost",
         kind="RankDied",
         stuck=[],
     )

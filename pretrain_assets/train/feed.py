@@ -1,4 +1,4 @@
-"""From batches in host memory to blocks on the device, one batch ahead of the step that needs it.
+"""From batches in host memory to blocks on the device, copied while the device still computes the step before.
 
 Invariant: a batch's host memory is held until its copy has ended, so that pinned buffers can be used again then.
 """
@@ -33,38 +33,30 @@ class HostBatch(Protocol):
 def feed(batches: Iterable[HostBatch], device: torch.device) -> Generator[Blocks, None, None]:
     """The blocks of every batch on the device, widened to int64 there.
 
-    On CUDA each batch is copied by one asynchronous copy per tensor on a stream of its own, while the step before it is
-    computed; the host memory should be pinned. Closing it does not close `batches`.
+    On CUDA each batch is copied by one asynchronous copy per tensor on a stream of its own. The host asks for a batch
+    as soon as it has launched the step before, so the copy takes place while that step is computed; the host memory
+    should be pinned. Closing it does not close `batches`.
     """
     if device.type != "cuda":
         for batch in batches:
-            yield Blocks(*(None if tensor is None else tensor.to(torch.int64) for tensor in _tensors(batch)))  # type: ignore[arg-type]
+            yield _widened(_tensors(batch))
         return
     copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: tuple[list[Tensor | None], torch.cuda.Event, HostBatch] | None = None
     for batch in batches:
         with torch.cuda.stream(copying):
-            moved = [t if t is None else t.to(device, non_blocking=True) for t in _tensors(batch)]
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(copying)
-        if ahead is not None:
-            yield _arrived(*ahead[:2], device)
-            ahead[1].synchronize()  # long done: only now may its host memory go
-        ahead = moved, done, batch
-    if ahead is not None:
-        yield _arrived(*ahead[:2], device)
-        ahead[1].synchronize()
+            moved = [tensor if tensor is None else tensor.to(device, non_blocking=True) for tensor in _tensors(batch)]
+            done = copying.record_event()
+        current = torch.cuda.current_stream(device)
+        current.wait_event(done)
+        for tensor in moved:
+            if tensor is not None:
+                tensor.record_stream(current)  # allocated on the copying stream, used and freed on this one
+        yield _widened(moved)
+        done.synchronize()  # over long ago: only now may the host memory go
 
 
-def _arrived(moved: list[Tensor | None], done: torch.cuda.Event, device: torch.device) -> Blocks:
-    """Tensors whose copy the device's current stream waits for, widened to int64 on the device."""
-    current = torch.cuda.current_stream(device)
-    current.wait_event(done)
-    widened: list[Any] = []
-    for tensor in moved:
-        if tensor is not None:
-            tensor.record_stream(current)  # allocated on the copying stream, used and freed on this one
-        widened.append(None if tensor is None else tensor.to(torch.int64))
+def _widened(tensors: Iterable[Tensor | None]) -> Blocks:
+    widened: list[Any] = [None if tensor is None else tensor.to(torch.int64) for tensor in tensors]
     return Blocks(*widened)
 
 

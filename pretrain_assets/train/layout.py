@@ -84,7 +84,9 @@ def load_theirs(model: GPT, tensors: Mapping[str, Tensor], *, where: str) -> Non
     wanted = {their_name(name): name for name in ours}
     missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or unknown:
-        lists = [f"{word}: {', '.join(names[:5])}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
+        lists = [
+            f"{word}: {', '.join(names[:5])}" for word, names in (("missing", missing), ("unknown", unknown)) if names
+        ]
         raise CheckpointError(f"{where} does not hold the weights that its config.json describes; {'; '.join(lists)}.")
     if head is not None and not head.equal(given[EMBEDDING]):
         raise CheckpointError(f"{where} has an output head of its own; only models with a tied head can be loaded.")

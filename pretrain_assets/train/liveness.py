@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from pretrain_assets.launch.contract import EXIT_FAILED
-from pretrain_assets.train.distributed import World, hang_seconds
+from pretrain_assets.train.distributed import World, end_process, hang_seconds, mortal
 from pretrain_assets.train.failure import Failure, died, hung
 from pretrain_assets.train.links import Link, meet
 
@@ -34,6 +35,8 @@ VERDICT_SECONDS = 10.0
 
 OnFailure = Callable[[Failure], None]
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def watching(world: World, on_failure: OnFailure) -> Iterator[None]:
@@ -43,21 +46,34 @@ def watching(world: World, on_failure: OnFailure) -> Iterator[None]:
 
     Raises:
         WorkerError: the ranks cannot reach each other.
-        Exception: what was raised inside, once the main rank has been told.
+        SystemExit: a rank of several failed inside, which was reported.
+        Exception: what was raised inside by the only rank.
     """
-    watch = Watch(world, meet(world), on_failure) if world.size > 1 else None
+    watch = None
+    if world.size > 1:
+        with mortal():
+            watch = Watch(world, meet(world), on_failure)
     try:
         yield
     except BaseException as error:
         own = Failure.of(error, world.rank, world.pulse.step)
         cause = watch.agree(own) if watch else own
         if world.is_main:
-            on_failure(cause)
-        if watch and (world.is_main or cause is own):
-            print(cause.text, file=sys.stderr, flush=True)
+            _write(cause, on_failure)
+        if watch:
+            cause.record()
+            watch.say(cause)
+            raise SystemExit(EXIT_FAILED) from error
         raise
     if watch:
         watch.leave()
+
+
+def _write(cause: Failure, on_failure: OnFailure) -> None:
+    try:
+        on_failure(cause)
+    except Exception:  # the storage may be what failed; the launcher finds the cause in torchrun's error file
+        _log.exception("the result could not be written")
 
 
 class Watch:
@@ -68,7 +84,7 @@ class Watch:
         self._limit = hang_seconds()
         self._found: list[Failure] = []
         self._cause: Failure | None = None
-        self._leaving = self._failing = False
+        self._leaving = self._failing = self._told = False
         self._settled, self._over = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="liveness", daemon=True).start()
 
@@ -81,6 +97,11 @@ class Watch:
             self._links[0].send({"failure": asdict(own)})
         self._settled.wait(VERDICT_SECONDS)
         return self._cause or own
+
+    def say(self, cause: Failure) -> None:
+        """Print the failure, unless the main rank does."""
+        if not self._told:
+            print(cause.text, file=sys.stderr, flush=True)
 
     def leave(self) -> None:
         """End the watch in good order, when the main rank has come to its end as well."""
@@ -109,6 +130,7 @@ class Watch:
             if "failure" in message:
                 self._found.append(Failure(**message["failure"]))
             elif "verdict" in message:
+                self._told = True
                 self._conclude(Failure(**message["verdict"]))
         if link.closed and not link.left and not self._leaving and self._cause is None:
             self._found.append(died(link))
@@ -130,10 +152,9 @@ class Watch:
             self._settled.set()
             return
         if self._world.is_main:
-            with contextlib.suppress(Exception):  # the storage may be what failed
-                self._on_failure(cause)
-        if self._world.is_main or cause.rank == 0:
-            print(cause.text, file=sys.stderr, flush=True)
+            _write(cause, self._on_failure)
+        cause.record()
+        self.say(cause)
         if self._world.rank in cause.stuck:
             faulthandler.dump_traceback(sys.stderr)
         for rank in cause.stuck:
@@ -141,11 +162,3 @@ class Watch:
                 with contextlib.suppress(ProcessLookupError):  # it can neither save nor end by itself
                     os.kill(self._links[rank].pid, signal.SIGKILL)
         end_process()
-
-
-def end_process() -> None:
-    """End this process now: nothing that waits for other ranks can be closed in good order any more."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(EXIT_FAILED)

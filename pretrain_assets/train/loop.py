@@ -6,38 +6,44 @@ log lines.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import time
+import logging
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from pretrain_assets.config import RunSpec
-from pretrain_assets.errors import ConfigError, PretrainError
+from pretrain_assets.errors import ConfigError
 from pretrain_assets.loader.parts import describe_mixture
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import Batch, BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
-from pretrain_assets.train import checkpoint
+from pretrain_assets.train import checkpoint, pauses
 from pretrain_assets.train.distributed import World
+from pretrain_assets.train.divergence import divergence, seen_command
 from pretrain_assets.train.engine import Blocks, Engine
 from pretrain_assets.train.evaluation import HeldOut
 from pretrain_assets.train.feed import feed
 from pretrain_assets.train.flops import flops_per_token, mfu
+from pretrain_assets.train.lines import opening, spike_line
+from pretrain_assets.train.measure import Clock, memory_bytes
 from pretrain_assets.train.metrics import MetricsLog, Record
 from pretrain_assets.train.passport import check_identity, check_plan, make_passport
 from pretrain_assets.train.reporting import Reporter
-from pretrain_assets.train.state import capture, restore_model, restore_optimizers
+from pretrain_assets.train.saver import Saver
+from pretrain_assets.train.spikes import Curve, Spike, SpikeDetector
+from pretrain_assets.train.state import capture, restore
+
+_log = logging.getLogger(__name__)
 
 
 class Trainer:
     """One rank of a run."""
 
-    def __init__(self, spec: RunSpec, world: World, reporters: list[Reporter]):
+    def __init__(self, spec: RunSpec, world: World, reporters: list[Reporter], clock: Clock | None = None):
         data, self.config, self.execution = spec.recipe.data, spec.recipe.train, spec.recipe.execution
         location = Location(database_uri=spec.database_uri, table_name=spec.table_name)
         self.spec, self.world, self.reporters = spec, world, reporters
@@ -54,9 +60,13 @@ class Trainer:
         self.total_steps = self.schedule.total_steps(max_steps=self.config.max_steps, epochs=self.config.epochs)
         if world.is_main and data.mixture:
             describe_mixture(self.loader.plan(0).ledger()["parts"])
-        self.held_out = HeldOut(location, spec, world)
+        self.held_out = HeldOut.of_run(location, spec, world)
         self.engine = Engine(spec.recipe, spec.tokenizer, world)
+        self.saver = Saver(spec.run_dir, world, self.execution)
         self.step = 0
+        self.clock = clock or Clock()
+        self._curve, self._spikes = Curve(), SpikeDetector(self.config.warmup_steps)
+        self._jumps: list[Spike] = []
 
     def resume(self, step: int) -> None:
         """Go on from the checkpoint of a step.
@@ -65,7 +75,7 @@ class Trainer:
             DataIdentityError: it was trained on other data.
             ConfigError: it is past the run's last step.
         """
-        with checkpoint.open_checkpoint(self.spec.run_dir, step) as folder:
+        with checkpoint.open_checkpoint(self.spec.run_dir, step, weights_only=False) as folder:
             passport = checkpoint.read_passport(folder)
             check_identity(self.spec, passport, folder)
             check_plan(self.schedule, passport, folder)
@@ -74,8 +84,7 @@ class Trainer:
                     f"Checkpoint {folder} is past the last step, {self.total_steps}; raise train.max_steps or "
                     "train.epochs, or choose another run_dir"
                 )
-            restore_model(folder, self.engine.model)
-            restore_optimizers(folder, self.engine.model, self.engine.optimizers)
+            restore(folder, self.engine)
         self.step = step
 
     def train(self, metrics: MetricsLog | None, should_stop: Callable[[], bool]) -> Literal["done", "stopped"]:
@@ -90,23 +99,28 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written.
         """
         self._metrics, self._saved = metrics, self.step
-        self._diverged_at = torch.zeros((), dtype=torch.int64, device=self.world.device)
+        pulse = self.world.pulse
+        self._announce()
         if self.step == 0:
+            self.clock.lap("start")
             self._evaluate()
-        with contextlib.closing(self._batches()) as batches, contextlib.closing(self._feed(batches)) as blocks:
+            self.clock.lap("evaluation")
+        with pauses.deferred(), closing(self._batches()) as batches, closing(self._feed(batches)) as blocks:
             first = list(itertools.islice(blocks, int(self.step < self.total_steps)))
-            self._restart_clock()  # waiting for the first blocks is part of starting
+            self.clock.lap("start")  # waiting for the first blocks is part of starting
+            self._logged = (self.step, 0.0, 0.0)
             stream = itertools.chain(first, blocks)
             while self.step < self.total_steps:
-                asked = time.perf_counter()
+                pulse.at("waiting for data", self.step + 1)
                 ids = next(stream)
-                self._waited += time.perf_counter() - asked
+                self.clock.lap("data_wait")
                 self.step += 1
+                pulse.at("training", self.step)
                 loss, norm = self.engine.train_step(ids, step=self.step, total_steps=self.total_steps)
-                stopping = self.world.any(should_stop())
-                self._after_step(loss, norm)
+                self._curve.add(self.step, loss, norm)
+                stopping = self.world.any(should_stop() or self.saver.failed)
+                self._after_step(stopping)
                 if stopping:
-                    self._save()
                     return "done" if self.step == self.total_steps else "stopped"
         return "done"
 
@@ -130,7 +144,7 @@ class Trainer:
                 position_ids=masked,
                 pin_memory=cuda,
             )
-            with contextlib.closing(stream) as batches:
+            with closing(stream) as batches:
                 yield from batches
             epoch, cycle = epoch + 1, 0
             self.schedule.steps_in(epoch)
@@ -139,51 +153,61 @@ class Trainer:
         left = self.total_steps - self.step  # reading ahead must not plan an epoch that is not trained on
         return feed(itertools.islice(batches, left), self.world.device)
 
-    def _after_step(self, loss: Tensor, norm: Tensor) -> None:
-        last = self.step == self.total_steps
-        bad = ~torch.isfinite(loss) & (self._diverged_at == 0)
-        self._diverged_at = torch.where(bad, self.step, self._diverged_at)
-        logging, evaluating, saving = (
+    def _after_step(self, stopping: bool) -> None:
+        last, pulse = self.step == self.total_steps, self.world.pulse
+        reporting, evaluating, saving = (
             last or self.step % every == 0
             for every in (self.execution.log_every, self.config.eval_every, self.execution.checkpoint_every)
         )
-        if logging or self.step == 1:
-            self._log(loss, norm)
-        if evaluating:
-            self._evaluate()
-        if saving:
-            self._save()
+        if reporting or self.step == 1:
+            self._log()
+        elif evaluating or saving:
+            self._check_finite()  # waits for the device, so that what follows is timed alone
+        self.clock.lap("training")
         if evaluating or saving:
-            self._restart_clock()
+            pauses.collect()
+        if evaluating:
+            pulse.at("evaluating")
+            self._evaluate()
+            self.clock.lap("evaluation")
+        if saving or stopping:
+            pulse.at("saving")
+            self._save()
+            self.clock.lap("checkpoints")
 
-    def _log(self, loss: Tensor, norm: Tensor) -> None:
+    def _log(self) -> None:
         self._check_finite()
-        value, norm_value = float(loss), float(norm)  # waits for the device, so the clock is read after it
-        seconds, steps = time.perf_counter() - self._clock, self.step - self._clock_step
+        self.clock.lap("training")  # after the device has caught up
+        step, stepping, waited = self._logged
+        seconds, steps = self.clock.stepping - stepping, self.step - step
         rate = steps * self.config.global_batch_tokens / seconds
         stats = self.loader.stats()
-        self._report(
-            {
-                "step": self.step,
-                "epoch": self.schedule.locate(self.step)[0],
-                "loss": value,
-                "lr": self.engine.optimizers[-1].param_groups[0]["lr"],
-                "grad_norm": norm_value,
-                "tokens": self.step * self.config.global_batch_tokens,
-                "tok_per_s": rate,
-                "mfu": mfu(rate, self._flops_per_token, self._device_name, self.world.size),
-                "data_wait": self._waited / seconds,
-                "seconds": seconds,
-                "ranks": self.world.size,
-                "queue_rows": stats.rows_read + stats.rows_packed,
-                "eta_seconds": (self.total_steps - self.step) * seconds / steps,
-            }
-        )
-        self._restart_clock()
+        record = {
+            "step": self.step,
+            "epoch": self.schedule.locate(self.step)[0],
+            "loss": self._last.loss,
+            "lr": self.engine.optimizers[-1].param_groups[0]["lr"],
+            "grad_norm": self._last.norm,
+            "tokens": self.step * self.config.global_batch_tokens,
+            "tok_per_s": rate,
+            "mfu": mfu(rate, self._flops_per_token, self._device_name, self.world.size),
+            "data_wait": (self.clock.seconds["data_wait"] - waited) / seconds,
+            "seconds": seconds,
+            "ranks": self.world.size,
+            "queue_rows": stats.rows_read + stats.rows_packed,
+            "memory_bytes": memory_bytes(self.world.device),
+            "eta_seconds": (self.total_steps - self.step) * seconds / steps,
+        }
+        if self._jumps:
+            record["spikes"] = [spike._asdict() for spike in self._jumps]
+        self._report(record)
+        for spike in self._jumps if self.world.is_main else ():
+            _log.warning("%s", spike_line(spike, seen_command(self.spec, spike.step)))
+        self._jumps = []
+        self._logged = (self.step, self.clock.stepping, self.clock.seconds["data_wait"])
 
     def _evaluate(self) -> None:
-        loss = self.held_out.loss(self.engine)
-        self._report({"step": self.step, "val_loss": loss, "val_tokens": self.held_out.num_tokens})
+        self._report({"step": self.step, **self.held_out.evaluate(self.engine).metrics()})
 
     def _report(self, record: Record) -> None:
         record["total_steps"] = self.total_steps
@@ -195,25 +219,35 @@ class Trainer:
     def _save(self) -> None:
         """Save the current step, unless it is saved already."""
         self._check_finite()
-        if self._metrics is None or self._saved == self.step:
-            return
-        checkpoint.save(
-            self.spec.run_dir, self.step, capture(self.engine.model, self.engine.optimizers), self.passport()
-        )
-        checkpoint.prune(self.spec.run_dir, self.execution.keep_last)
-        self._saved = self.step
+        if self._saved != self.step:
+            self.saver.save(self.step, capture(self.engine), self.passport() if self.world.is_main else None)
+            self._saved = self.step
 
     def _check_finite(self) -> None:
-        step = int(self._diverged_at)
-        if step:
-            raise PretrainError(
-                f"The loss of step {step} is not finite. Nothing after the last checkpoint was saved; lower "
-                "train.learning_rate or train.grad_clip, or train for longer warm-up, and start again."
-            )
+        """Look at the losses since the last look; waits for the device.
 
-    def _restart_clock(self) -> None:
-        self._clock, self._clock_step = time.perf_counter(), self.step
-        self._waited = 0.0
+        Raises:
+            DivergenceError: one of them, or its gradient norm, is not finite.
+        """
+        points = self._curve.look()
+        for point in points:
+            if not point.is_finite:
+                raise divergence(self.spec, self.schedule, point, self._saved)
+            self._last = point
+        self._jumps += self._spikes.find(points)
+
+    def _announce(self) -> None:
+        if self.world.is_main:
+            text = opening(
+                self.spec,
+                num_parameters=self.engine.num_parameters,
+                ranks=self.world.size,
+                device_name=self._device_name,
+                step=self.step,
+                total_steps=self.total_steps,
+                epoch_steps=self.schedule.steps_in(0),
+            )
+            _log.info("%s", text)
 
     @property
     def _flops_per_token(self) -> int:

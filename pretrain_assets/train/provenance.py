@@ -6,7 +6,6 @@ hashed and published.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
 
 PASSPORT_FIELDS = (
     *("pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "recipe"),
-    *("step", "tokens_seen", "train_loss", "val_loss", "code_version"),
+    *("step", "tokens_seen", "ledger", "train_loss", "val_loss", "code_version"),
 )
 """What is taken over from the passport as it stands."""
+CODE_VERSION = "1"
+"""Of all exporting: another one where the same checkpoint gives other files."""
 MAX_SOURCES = 100
 """Sources that are named, those with the most tokens; the others are added up."""
 NOT_MEASURED = "not measured"
@@ -34,9 +35,8 @@ NOT_MEASURED = "not measured"
 def provenance(location: Location, passport: Mapping[str, Any], checkpoint_digest: str) -> dict[str, Any]:
     """The facts, as plain JSON values.
 
-    Beside the fields of the passport: `table` (name), `checkpoint` (digest), `epochs` entered, `ledger` summed over
-    them, `sources` (rows and tokens of the training rows at the pin), `exposures` (how many documents were seen once,
-    more than once, never) and `contamination`.
+    Beside the fields of the passport: `table` (name), `checkpoint` (digest), `sources` (rows and tokens of the training
+    rows at the pin), `exposures` (how many documents were seen once, more than once, never) and `contamination`.
 
     Raises:
         TableError: the table is another one, or the pinned version is gone.
@@ -46,20 +46,10 @@ def provenance(location: Location, passport: Mapping[str, Any], checkpoint_diges
         **{name: passport[name] for name in PASSPORT_FIELDS},
         "table": location.table_name,
         "checkpoint": checkpoint_digest,
-        "epochs": len(passport["ledger"]),
-        "ledger": ledger_sum(passport["ledger"]),
         "sources": sources(open_pin(location, pin), recipe.data),
         "exposures": exposures(location, pin, recipe, passport["step"]),
         "contamination": NOT_MEASURED,
     }
-
-
-def ledger_sum(ledgers: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Every line of the ledgers of some epochs, added up."""
-    total: Counter[str] = Counter()
-    for ledger in ledgers.values():
-        total.update({line: count for line, count in ledger.items() if isinstance(count, int)})
-    return dict(total)
 
 
 def sources(dataset: lance.LanceDataset, data: DataConfig) -> list[dict[str, Any]]:

@@ -1,15 +1,19 @@
-"""Who hears how a run goes: the console always, Dagster through Pipes when it is listening.
+"""Who hears how a run goes: the console always, the trackers of the recipe, and Dagster when it listens (Pipes).
 
 Invariant: training never depends on a listener. Only the main rank reports.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
+
+from pretrain_assets.config import RunSpec
+from pretrain_assets.train.lines import closing, progress_line
+from pretrain_assets.train.trackers import open_trackers
 
 PIPES_CONTEXT_ENV = "DAGSTER_PIPES_CONTEXT"
 """Set by a Dagster Pipes client for the process that it starts."""
@@ -36,11 +40,8 @@ class ConsoleReporter:
 
     def result(self, result: dict[str, Any]) -> None:
         """Log the outcome."""
-        if result["status"] == "failed":
-            _log.error("failed after %.1f s: %s", result["seconds"], result["error"])
-            return
-        losses = f"loss {_number(result.get('train_loss'))} | val loss {_number(result.get('val_loss'))}"
-        _log.info("%s at step %s | %s | %.1f s", result["status"], result["step"], losses, result["seconds"])
+        level = logging.ERROR if result["status"] == "failed" else logging.INFO
+        _log.log(level, "%s", closing(result))
 
 
 class PipesReporter:
@@ -58,42 +59,27 @@ class PipesReporter:
         self._context.report_custom_message({**result, "kind": "result"})
 
 
-@contextmanager
-def open_reporters(is_main: bool) -> Iterator[list[Reporter]]:
-    """The reporters of this rank: none but on the main one."""
-    if not is_main:
-        yield []
-    elif PIPES_CONTEXT_ENV not in os.environ:
-        yield [ConsoleReporter()]
-    else:
-        try:
-            from dagster_pipes import open_dagster_pipes
-        except ImportError:
-            _log.warning("%s is set but dagster-pipes is missing: pip install dagster-pipes", PIPES_CONTEXT_ENV)
-            yield [ConsoleReporter()]
-            return
-        with open_dagster_pipes() as context:
-            yield [ConsoleReporter(), PipesReporter(context)]
+@contextlib.contextmanager
+def open_reporters(spec: RunSpec, is_main: bool) -> Iterator[list[Reporter]]:
+    """The reporters of this rank: none but on the main one.
+
+    Raises:
+        ConfigError: the package of a tracker that the recipe names is missing.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [ConsoleReporter(), *_trackers(spec, stack), *_pipes(stack)] if is_main else []
 
 
-def progress_line(record: dict[str, Any]) -> str:
-    """A record as text."""
-    parts = [f"step {record['step']}/{record['total_steps']}"]
-    if "val_loss" in record:
-        return " | ".join([*parts, f"val loss {record['val_loss']:.4f} on {record['val_tokens']:,} tokens"])
-    share = record["mfu"]
-    parts += [
-        f"loss {record['loss']:.4f}",
-        f"lr {record['lr']:.1e}",
-        f"grad {record['grad_norm']:.2f}",
-        f"{record['tok_per_s'] / 1e3:.1f}k tok/s",
-        "MFU n/a" if share is None else f"MFU {share:.1%}",
-        f"data-wait {record['data_wait']:.1%}",
-        f"queue {record['queue_rows']} rows",
-        f"eta {record['eta_seconds']:.0f}s",
-    ]
-    return " | ".join(parts)
+def _trackers(spec: RunSpec, stack: contextlib.ExitStack) -> list[Reporter]:
+    return [stack.enter_context(contextlib.closing(tracker)) for tracker in open_trackers(spec)]
 
 
-def _number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4f}"
+def _pipes(stack: contextlib.ExitStack) -> list[Reporter]:
+    if PIPES_CONTEXT_ENV not in os.environ:
+        return []
+    try:
+        from dagster_pipes import open_dagster_pipes
+    except ImportError:
+        _log.warning("%s is set but dagster-pipes is missing: pip install dagster-pipes", PIPES_CONTEXT_ENV)
+        return []
+    return [PipesReporter(stack.enter_context(open_dagster_pipes()))]

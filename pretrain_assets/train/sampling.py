@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ def stream(
         temperature: Divides the logits; 0 takes the likeliest token each time.
         top_k: Only so many of the likeliest tokens are drawn from; 0 for all.
         seed: Of the draws.
-        stop_id: Token after which nothing is drawn, such as end-of-text; it is the last one given.
+        stop_id: Once this token is drawn, such as end-of-text, nothing more is; it is not given itself.
 
     Raises:
         ConfigError: a setting out of range, or a prompt that is empty or has an id outside the vocabulary.
@@ -82,9 +81,9 @@ def _drawn(
                 cache = KeyValueCache(model.config.n_layer, model.seq_len)
             unread = torch.tensor([ids[start + cache.length :]], device=device)
             ids.append(_choose(model.logits(unread, cache)[0, -1], temperature, top_k, generator))
-            yield ids[-1]
             if ids[-1] == stop_id:
                 return
+            yield ids[-1]
     finally:
         model.train(was_training)
 

@@ -76,27 +76,25 @@ class Saver:
         self._thread.shutdown()
 
     def _save(self, step: int, passport: Mapping[str, Any] | None) -> None:
-        main = self._world.is_main
         try:
             parts = self._all(lambda: self._write(step, passport))
             files = {name: facts for part in parts for name, facts in part.items()}
-            self._all(lambda: checkpoint.commit(self._run_dir, step, files) if main else None)
+            self._all(lambda: self._finish(step, files) if self._world.is_main else None)
         except CheckpointError as error:
-            if main:
-                checkpoint.discard_unfinished(self._run_dir)
+            free = checkpoint.free_space(self._run_dir)
+            self._all(lambda: checkpoint.discard_unfinished(self._run_dir) if self._world.is_main else None)
             raise CheckpointError(
-                f"Cannot write checkpoint {checkpoint.checkpoint_uri(self._run_dir, step)}: {error}."
-                f"{checkpoint.free_space(self._run_dir)} Earlier checkpoints are intact. Free space, lower "
-                "execution.keep_last or choose another run_dir, then start the same run again: it resumes."
+                f"Cannot write checkpoint {checkpoint.checkpoint_uri(self._run_dir, step)}: {error}.{free} Earlier "
+                "checkpoints are intact. Free space, lower execution.keep_last or choose another run_dir, then start "
+                "the same run again: it resumes."
             ) from error
-        if main:
-            kept = self._execution
-            checkpoint.prune(self._run_dir, step, keep_last=kept.keep_last, keep_every=kept.keep_every)
 
     def _write(self, step: int, passport: Mapping[str, Any] | None) -> dict[str, FileFacts]:
         """Write this rank's files."""
         place = f"{self._world.rank + 1:05d}-of-{self._world.size:05d}"
         files = {}
+        if self._world.is_main:
+            checkpoint.begin(self._run_dir, step)
         for kind, snapshot in self._snapshots.items():
             name = f"{kind}-{place}.safetensors"
             files[name] = checkpoint.write_file(self._run_dir, step, name, snapshot.chunks())
@@ -104,6 +102,12 @@ class Saver:
             text = json.dumps(passport, indent=2, ensure_ascii=False).encode()
             files[PASSPORT_NAME] = checkpoint.write_file(self._run_dir, step, PASSPORT_NAME, [text])
         return files
+
+    def _finish(self, step: int, files: Mapping[str, FileFacts]) -> None:
+        """Make the written files count, and remove what they replace; on the main rank."""
+        checkpoint.commit(self._run_dir, step, files)
+        keep_last, keep_every = self._execution.keep_last, self._execution.keep_every
+        checkpoint.prune(self._run_dir, step, keep_last=keep_last, keep_every=keep_every)
 
     def _all(self, work: Callable[[], T]) -> list[T]:
         """Do something on every rank; what each found, or an error on all of them if one failed."""
@@ -113,7 +117,7 @@ class Saver:
             found = work()
         except Exception as error:  # whatever it is, the other ranks wait to hear of it
             fault = str(error) or type(error).__name__
-        answers = [(found, fault)]
+        answers: list[tuple[Any, str | None]] = [(found, fault)]
         if self._group is not None:
             answers = [(None, None)] * self._world.size
             dist.all_gather_object(answers, (found, fault), group=self._group)

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -63,9 +63,7 @@ class Snapshot:
         for name, (start, stop) in spans.items():
             tensor = pieces[name].tensor
             self._data[start:stop].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-        self._copied = torch.cuda.Event() if cuda else None
-        if self._copied is not None:
-            self._copied.record()
+        self._copied = torch.cuda.current_stream().record_event() if cuda else None
         self._header = _header(pieces, spans)
 
     def chunks(self) -> Iterator[memoryview]:
@@ -73,7 +71,7 @@ class Snapshot:
         if self._copied is not None:
             self._copied.synchronize()
         yield memoryview(self._header)
-        data = memoryview(self._data.numpy())
+        data = memoryview(cast(Any, self._data.numpy()))
         for start in range(0, len(data), CHUNK_BYTES):
             yield data[start : start + CHUNK_BYTES]
 
@@ -97,20 +95,20 @@ def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: one is missing there or has another shape.
     """
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            dcp.load(tensors, storage_reader=_reader(folder), no_dist=True)  # every rank reads what it needs
+            load(tensors, storage_reader=_reader(folder), no_dist=True)  # every rank reads what it needs
         except CheckpointException as error:
             reasons = "; ".join(str(failure[0]) for failure in error.failures.values())
             raise CheckpointError(f"Checkpoint {folder} does not fit: {reasons}") from error
 
 
 def _reader(folder: Path) -> Any:
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     return HuggingFaceStorageReader(str(folder))
 

@@ -31,7 +31,7 @@ def capture(engine: Engine) -> dict[str, dict[str, Piece]]:
     head is stored once, as the token embedding.
     """
     weights = engine.model.state_dict()  # asked first: it also shares out again what a forward pass put together
-    moments = {}
+    moments: dict[str, Tensor] = {}
     for name, weight in engine.model.named_parameters():
         for optimizer in engine.optimizers:
             if weight in optimizer.state:
@@ -55,8 +55,9 @@ def restore(folder: Path, engine: Engine) -> None:
     for name, (shape, dtype) in stored(folder).items():
         owner, _, moment = name.rpartition("|")
         if moment and owner:
-            like = parameters.get(owner, torch.empty(0))  # a moment of the parameter's shape is shared out as it is
-            values[name] = torch.zeros_like(like, dtype=dtype) if like.shape == shape else torch.zeros(shape, dtype=dtype)
+            weight = parameters.get(owner)
+            like = torch.empty(shape) if weight is None or weight.shape != shape else weight
+            values[name] = torch.zeros_like(like, dtype=dtype)  # shared out over the ranks as its parameter is
     read_into(folder, values)
     moments: dict[str, dict[str, Tensor]] = {}
     for name, value in values.items():

@@ -1,0 +1,175 @@
+"""The model card of an exported model: what it is, how to use it, and exactly which data it saw.
+
+Invariant: prints the lineage it is given and nothing else; what is not known is left out or called so. No path, host or
+clock: equal models have equal cards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from pretrain_assets.report.text import mixture_text
+
+SHOWN_SOURCES = 20
+"""Sources in the card's table; the metadata of the weights names more."""
+
+FRONT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gpt2
+- pretrain-assets
+---
+"""
+
+USE = """\
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained(".") for kind in (AutoModelForCausalLM, AutoTokenizer))
+prompt = tokenizer({prompt}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50, do_sample=True, top_k=50)[0]))
+```
+
+```sh
+pretrain sample . --prompt {shell_prompt}
+```
+
+Both read this folder (`.`) and nothing from the network.
+"""
+
+MASKED = """\
+It was trained with a document mask: in training, attention was confined to the document and positions counted from its
+start. Here attention is plain, which is the same for one document; put several into one sequence and they see each
+other, as they did not in training.
+"""
+
+TOKEN_LINES = {
+    "tokens_trained": "trained on",
+    "tokens_not_reached": "not reached yet",
+    "tokens_left_out_partial_step": "left out: not enough for a whole step",
+    "tokens_left_out_end_of_split": "left out: ends of splits, not a block in each",
+    "tokens_left_out_beyond_splits": "left out: documents that do not divide into the splits",
+    "tokens_left_out_thinned": "left out: thinned by the mixture",
+    "tokens_padded": "padding beside them",
+}
+"""Lines of the ledger, and what the card calls them."""
+
+
+def model_card(lineage: Mapping[str, Any]) -> str:
+    """The card, as Markdown with the front matter that the Hugging Face hub reads.
+
+    Args:
+        lineage: From `train.provenance`, with the `dtype` of the weights.
+    """
+    recipe, model = lineage["recipe"], lineage["recipe"]["model"]
+    name, prompt = recipe["name"], recipe["sample_prompt"]
+    facts = [
+        ["architecture", f"GPT-2: {model['n_layer']} layers, {model['n_head']} heads, width {model['n_embd']}"],
+        ["context", f"{recipe['data']['seq_len']:,} tokens"],
+        ["tokenizer", f"{lineage['tokenizer']['name']}, {lineage['tokenizer']['vocab_size']:,} tokens"],
+        ["weights", lineage["dtype"]],
+        ["trained", f"{lineage['step']:,} steps, {lineage['tokens_seen']:,} tokens, {_epochs(len(lineage['ledger']))}"],
+        ["training loss", f"{lineage['train_loss']:.4f}"],
+        ["held-out loss", f"{lineage['val_loss']:.4f} (perplexity {math.exp(lineage['val_loss']):,.2f})"],
+        ["contamination", lineage["contamination"]],
+        ["checkpoint", f"{lineage['checkpoint']}, pretrain_assets {lineage['code_version']}"],
+    ]
+    parts = [
+        f"# {name}, step {lineage['step']:,}",
+        f"A GPT-2 language model trained from scratch on version {lineage['version']} of the LanceDB table "
+        f"`{lineage['table']}`. It continues text; it was not tuned to follow instructions.",
+        USE.format(prompt=json.dumps(prompt, ensure_ascii=False), shell_prompt=shlex.quote(prompt)),
+        "## Model",
+        _table(["", name], facts),
+        *([MASKED] if model["document_mask"] else []),
+        "## Data",
+        _data(lineage),
+        *_sources(lineage["sources"]),
+        *_mixture(lineage),
+        "### What it saw",
+        _seen(lineage),
+        "## Recipe",
+        f"```json\n{json.dumps(_recipe(recipe), indent=1, ensure_ascii=False)}\n```",
+    ]
+    return FRONT + "\n" + "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _data(lineage: Mapping[str, Any]) -> str:
+    filters = "\n".join(
+        [f"-- trained on\n{lineage['filter']}", f"-- held out for the validation loss\n{lineage['held_out_filter']}"]
+    )
+    rows = [["table", f"{lineage['table']} ({lineage['table_id']})"], ["version", f"{lineage['version']}"]]
+    rows += [["tag", lineage["tag"]], ["pin", f"`{lineage['pin']}`"]]
+    return f"{_table(['', 'data'], rows)}\n\nIts rows, by SQL predicate:\n\n```sql\n{filters}\n```"
+
+
+def _sources(sources: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows and tokens by source, the largest ones."""
+    if not sources:
+        return ["The table names no sources."]
+    licensed = any("license" in source for source in sources)
+    rows = [
+        [
+            source["source"],
+            *([source.get("license") or "unknown"] if licensed else []),
+            f"{source['num_rows']:,}",
+            f"{source['num_tokens']:,}",
+            f"{source['share']:.1%}",
+        ]
+        for source in sources[:SHOWN_SOURCES]
+    ]
+    headers = ["source", *(["licence"] if licensed else []), "documents", "tokens", "share"]
+    more = len(sources) - SHOWN_SOURCES
+    return [
+        "### Training rows by source",
+        _table(headers, rows) + (f"\n\nand {more:,} more in the metadata of the weights" if more > 0 else ""),
+        *([] if licensed else ["The table says nothing about licences."]),
+    ]
+
+
+def _mixture(lineage: Mapping[str, Any]) -> list[str]:
+    """What was seen of each part of a mixture; nothing without one."""
+    text = mixture_text(lineage, tablefmt="github")
+    return ["### Mixture", text] if text else []
+
+
+def _seen(lineage: Mapping[str, Any]) -> str:
+    """Exposures, and the ledger's tokens over all epochs entered."""
+    seen = lineage["exposures"]
+    documents = [
+        ["seen once", f"{seen['seen_once']:,}"],
+        ["seen more than once", f"{seen['seen_more_than_once']:,} (at most {seen['most_times']:,} times)"],
+        ["not seen", f"{seen['not_seen']:,}"],
+    ]
+    total = Counter({line: 0 for line in ("tokens_in", "tokens_repeated", *TOKEN_LINES)})
+    for ledger in lineage["ledger"].values():
+        total.update({line: ledger.get(line, 0) for line in total})
+    tokens = [[name, f"{total[line]:,}"] for line, name in TOKEN_LINES.items() if total[line]]
+    offered = f"{total['tokens_in'] + total['tokens_repeated']:,} in {_epochs(len(lineage['ledger']))}"
+    return f"{_table(['documents', str(seen['documents'])], documents)}\n\n{_table(['tokens', offered], tokens)}"
+
+
+def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without what changes no result."""
+    return {name: value for name, value in recipe.items() if name not in ("execution", "loader")}
+
+
+def _epochs(count: int) -> str:
+    return f"{count:,} epoch{'s' if count != 1 else ''}"
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; what would end a cell is written so that it does not."""
+    safe = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
+    return tabulate(safe[1:], headers=safe[0], tablefmt="pipe", disable_numparse=True)

@@ -1,0 +1,104 @@
+"""A run as lines for people: what begins, one line per record, what it came to.
+
+Invariant: pure text of what it is given; lines of one kind have their columns at the same places; unknown is `n/a`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain_assets.config import RunSpec
+from pretrain_assets.train.flops import describe
+from pretrain_assets.train.spikes import Spike
+
+
+def opening(
+    spec: RunSpec, *, num_parameters: int, ranks: int, device_name: str, step: int, total_steps: int, epoch_steps: int
+) -> str:
+    """What is about to be trained, on what, with what, and where it goes."""
+    recipe = spec.recipe
+    model, data, train, execution = recipe.model, recipe.data, recipe.train, recipe.execution
+    blocks = recipe.blocks_per_step // ranks
+    kept = f"the last {execution.keep_last} kept" + (
+        f", and every {execution.keep_every:,} steps one for good" if execution.keep_every else ""
+    )
+    rows = {
+        "recipe": f"{recipe.name}: {num_parameters:,} parameters, {model.n_layer} layers x {model.n_embd}, "
+        f"{train.optimizer}",
+        "device": f"{device_name}, {_count(ranks, 'rank')}" + (f" ({execution.parallel})" if ranks > 1 else ""),
+        "step": f"{train.global_batch_tokens:,} tokens = {_count(ranks, 'rank')} x {_count(blocks, 'block')} (at most "
+        f"{execution.micro_batch_blocks:,} at once) x {data.seq_len:,} tokens",
+        "run": f"{total_steps:,} steps, {total_steps / epoch_steps:.3g} epochs of {epoch_steps:,}, "
+        f"{total_steps * train.global_batch_tokens:,} tokens" + (f"; {step:,} steps are done" if step else ""),
+        "data": f"{spec.tag} ({spec.pin}), {data.filter}",
+        "saved": f"every {execution.checkpoint_every:,} steps, {kept}, in {spec.run_dir}",
+        "MFU": describe(num_parameters, model, data.seq_len, device_name, ranks),
+    }
+    return "\n".join(f"{name:<6} {text}" for name, text in rows.items())
+
+
+def progress_line(record: Mapping[str, Any]) -> str:
+    """A record of metrics.jsonl."""
+    total = f"{record['total_steps']}"
+    at = f"step {record['step']:>{len(total)}}/{total}"
+    if "val_loss" in record:
+        parts = [at, f"val loss {record['val_loss']:.4f}"]
+        if "val_perplexity" in record:
+            parts.append(f"perplexity {record['val_perplexity']:,.2f}")
+        if record.get("val_bits_per_byte") is not None:
+            parts.append(f"{record['val_bits_per_byte']:.4f} bits/byte")
+        return " | ".join([*parts, f"on {record['val_tokens']:,} tokens"])
+    share = record["mfu"]
+    return " | ".join(
+        [
+            at,
+            f"loss {record['loss']:7.4f}",
+            f"lr {record['lr']:.2e}",
+            f"grad {record['grad_norm']:6.2f}",
+            f"{record['tok_per_s'] / 1e3:8.1f}k tok/s",
+            "MFU   n/a" if share is None else f"MFU {share:5.1%}",
+            f"data-wait {record['data_wait']:5.1%}",
+            f"queue {record['queue_rows']:7,} rows",
+            f"mem {record['memory_bytes'] / 1e9:6.2f} GB",
+            f"eta {duration(record['eta_seconds']):>6}",
+        ]
+    )
+
+
+def closing(result: Mapping[str, Any]) -> str:
+    """How a run ended, what it took, and where the time went."""
+    if result["status"] == "failed":
+        return f"failed after {duration(result['seconds'])}"
+    losses = f"loss {_loss(result.get('train_loss'))} | val loss {_loss(result.get('val_loss'))}"
+    line = f"{result['status']} at step {result['step']} | {losses} | {duration(result['seconds'])}"
+    parts = result.get("seconds_by_part")
+    if not parts:
+        return line
+    shares = ", ".join(f"{name.replace('_', '-')} {seconds / result['seconds']:.1%}" for name, seconds in parts.items())
+    return f"{line}\ngoodput {result['goodput_tok_per_s'] / 1e3:,.1f}k tok/s of all wall time: {shares}"
+
+
+def spike_line(spike: Spike, command: str) -> str:
+    """A warning of a loss that jumped."""
+    return (
+        f"the loss jumped to {spike.loss:.4f} at step {spike.step}, where {spike.expected:.4f} was to be expected; "
+        f"what the model saw there: {command}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `42s`, `3m07s`, `1h23m` or `2d04h`."""
+    whole = round(seconds)
+    for unit, length, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= length:
+            return f"{whole // length}{unit}{whole % length // part:02d}{smaller}"
+    return f"{whole}s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _loss(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
