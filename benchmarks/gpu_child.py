@@ -25,7 +25,7 @@ from pretrain_assets.train.engine import Engine
 Report = Callable[[str, Any], None]
 
 GPT2 = TokenizerIdentity(name="gpt2", fingerprint="benchmark", vocab_size=50_257, eos_id=50_256, pad_id=50_257)
-TINY = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 64, "data.seq_len": 128}
+TINY = {"model.n_layer": 1, "model.n_head": 2, "model.n_embd": 32, "data.seq_len": 32}
 """What `--smoke` makes of every recipe."""
 
 

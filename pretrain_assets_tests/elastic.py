@@ -76,7 +76,8 @@ class Ranks:
 
     def __init__(self, run_dir: str, world: World):
         self.run_dir, self.world = run_dir, world
-        self.saver = Saver(run_dir, world, RECIPE.execution)
+        self.execution = override(RECIPE, SMALL).execution
+        self.saver = Saver(run_dir, world, self.execution)
 
     def engine(self, *, after: int = 0, **changes: Any) -> Engine:
         """An engine, loaded with the checkpoint of a step."""
@@ -117,9 +118,11 @@ class Ranks:
             "ddp from fsdp": self.losses(self.engine(after=5), 6, 7),
         }
         found["full"] = self.failure(lambda: self.save(fsdp, 7), full_on=1)
-        elsewhere = Saver(self.run_dir + ("-elsewhere" if self.world.rank == 2 else ""), self.world, RECIPE.execution)
+        elsewhere = Saver(self.run_dir + ("-elsewhere" if self.world.rank == 2 else ""), self.world, self.execution)
         found["elsewhere"] = self.failure(lambda: self.save(fsdp, 7, elsewhere))
         self.save(fsdp, 7)  # and after all that, saving works
+        with fsdp.evaluating():
+            found["evaluated"] = float(self.world.sum(fsdp.loss(blocks_of(9, self.world))))
         return found
 
     def failure(self, save: Callable[[], None], full_on: int | None = None) -> str:

@@ -284,3 +284,18 @@ def test_a_version_without_tokens_says_what_to_do(tmp_path: Path) -> None:
     location = make_table(tmp_path, ["a"])
     with pytest.raises(TableError, match="version 1 has no input_ids: materialize corpus/tokenized first"):
         tokenizer_identity(open_dataset(location))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "hf_gpt2", "byte"])
+def test_the_bytes_of_tokens_add_up_to_those_of_the_text(name: str, request: pytest.FixtureRequest) -> None:
+    text = "Héllo wörld — 漢字, naïve 🎉\n\n  x <|endoftext|>"
+    tokenizer: Tokenizer = load_tokenizer("byte") if name == "byte" else request.getfixturevalue(name)
+    widths = tokenizer.token_bytes()
+    assert widths is not None and widths.shape == (tokenizer.identity.vocab_size,)
+    assert widths[ids_of(tokenizer, text)[0]].sum() == len(text.encode())
+    assert widths[tokenizer.identity.eos_id] == 0 and (widths == 0).sum() == 1
+
+
+def test_a_tokenizer_of_words_does_not_know_its_bytes(tmp_path: Path) -> None:
+    name = save_word_level(tmp_path, {"<unk>": 0, "<end>": 1, "word": 2}, eos_token="<end>")
+    assert load_tokenizer(name).token_bytes() is None

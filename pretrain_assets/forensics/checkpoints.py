@@ -70,6 +70,22 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
     )
 
 
+def find_run(which: str | None, runs_uri: str) -> str:
+    """Folder of a run, with or without a checkpoint: a folder as given, else the run (of a recipe) changed last.
+
+    Raises:
+        CheckpointError: nothing there.
+    """
+    if which and "/" in which:
+        return which.rstrip("/")
+    run_dir = next(_runs(runs_uri, which), None)
+    if run_dir is None:
+        raise CheckpointError(
+            f"No run {f'of {which!r} ' if which else ''}under {runs_uri}. Start one with `pretrain train RECIPE`."
+        )
+    return run_dir
+
+
 def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
     """Folders of runs (of one recipe), the one changed last first."""
     fs, path = filesystem(runs_uri)

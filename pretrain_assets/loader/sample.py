@@ -82,7 +82,7 @@ def read_sample(path: str | Path) -> Sample:
             raise ValueError(f"it has the shape {blocks.shape}, and {facts['blocks']} x {facts['seq_len']} is expected")
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"{target} cannot be read as packed blocks: {error}. `pretrain pack-sample RECIPE --out {target}` makes one."
+            f"{target} cannot be read as packed blocks: {error}. Make it: `pretrain pack-sample RECIPE --out {target}`"
         ) from error
     return Sample(blocks=blocks, facts=facts)
 

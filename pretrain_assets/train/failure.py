@@ -109,4 +109,4 @@ def hung(world: World, links: Mapping[int, Link], limit: float) -> list[Failure]
         f"the run hangs: {'; '.join(lines)}{others}. Look at {PLACES[beats[stuck[0]].place]}. Where it is only slow, "
         f"allow more than {limit:.0f} s: {HANG_ENV}={2 * limit:.0f}"
     )
-    return [Failure(rank=min(stuck), message=message, kind="RankHung", stuck=stuck)]
+    return [Failure(rank=min(stuck), message=message, kind="RankHung", stuck=sorted(stuck))]

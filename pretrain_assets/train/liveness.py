@@ -10,7 +10,6 @@ that failed first, not the "connection closed" of those that noticed.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import select
@@ -18,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,6 +32,9 @@ GRACE_SECONDS = 0.5
 
 VERDICT_SECONDS = 10.0
 """How long a rank that failed waits to hear which failure counts."""
+
+SHOWN, FRAMES = 4, 12
+"""Ranks that show where they hang, and how many calls each."""
 
 OnFailure = Callable[[Failure], None]
 
@@ -155,10 +158,17 @@ class Watch:
             _write(cause, self._on_failure)
         cause.record()
         self.say(cause)
-        if self._world.rank in cause.stuck:
-            faulthandler.dump_traceback(sys.stderr)
+        if self._world.rank in cause.stuck[:SHOWN]:
+            _show_stack(self._world.rank)
         for rank in cause.stuck:
             if rank in self._links and self._links[rank].is_silent and self._world.local_size == self._world.size:
                 with contextlib.suppress(ProcessLookupError):  # it can neither save nor end by itself
                     os.kill(self._links[rank].pid, signal.SIGKILL)
         end_process()
+
+
+def _show_stack(rank: int) -> None:
+    """Print where the main thread of this process is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = "".join(traceback.format_stack(frame, limit=FRAMES))
+    print(f"rank {rank} hangs at (innermost call last):\n{calls}", file=sys.stderr, flush=True)

@@ -60,7 +60,9 @@ class Trainer:
         self.total_steps = self.schedule.total_steps(max_steps=self.config.max_steps, epochs=self.config.epochs)
         if world.is_main and data.mixture:
             describe_mixture(self.loader.plan(0).ledger()["parts"])
+        world.pulse.at("starting")
         self.held_out = HeldOut.of_run(location, spec, world)
+        world.pulse.at("starting")
         self.engine = Engine(spec.recipe, spec.tokenizer, world)
         self.saver = Saver(spec.run_dir, world, self.execution)
         self.step = 0
@@ -103,9 +105,11 @@ class Trainer:
         self._announce()
         if self.step == 0:
             self.clock.lap("start")
+            pulse.at("evaluating")
             self._evaluate()
             self.clock.lap("evaluation")
         with pauses.deferred(), closing(self._batches()) as batches, closing(self._feed(batches)) as blocks:
+            pulse.at("waiting for data", self.step + 1)
             first = list(itertools.islice(blocks, int(self.step < self.total_steps)))
             self.clock.lap("start")  # waiting for the first blocks is part of starting
             self._logged = (self.step, 0.0, 0.0)

@@ -44,10 +44,10 @@ class Origins:
             int(np.searchsorted(self.ends, start, side="right")),
             int(np.searchsorted(self.ends, stop, side="left")) + 1,
         )
-        bounds = np.clip(self.ends[reach], start, stop) - start
+        bounds: Int64Array = np.clip(self.ends[reach], start, stop) - start
+        codes = np.repeat(self.codes[reach], bounds - np.concatenate([[0], bounds[:-1]]))
         found = np.zeros(count * self.seq_len, np.int64)
-        for code, begin, end in zip(self.codes[reach], [0, *bounds], bounds, strict=False):
-            found[begin:end] = code
+        found[: len(codes)] = codes
         return found.reshape(count, self.seq_len)
 
 
