@@ -22,16 +22,18 @@ from pretrain_assets.train.engine import Blocks, Engine
 from pretrain_assets.train.feed import feed
 from pretrain_assets.train.flops import peak_tflops
 
+BLOCKS, SEQ_LEN, CUT = 4, 256, 100
+"""Of the batch that all rungs use; where documents matter, the second begins at `CUT`."""
 VOCAB = 1_000
 TOKENIZER = TokenizerIdentity(name="none", fingerprint="none", vocab_size=VOCAB, eos_id=VOCAB - 1, pad_id=VOCAB)
 SMALL = {
     "model.n_layer": 2,
     "model.n_head": 2,
     "model.n_embd": 128,
-    "data.seq_len": 256,
+    "data.seq_len": SEQ_LEN,
     "execution.compile": False,
-    "execution.micro_batch_blocks": 4,
-    "train.global_batch_tokens": 256,
+    "execution.micro_batch_blocks": BLOCKS,
+    "train.global_batch_tokens": SEQ_LEN,
     "train.learning_rate": 3e-3,
     "train.warmup_steps": 5,
 }
@@ -42,11 +44,12 @@ BFLOAT16 = 4e-3
 class Ladder:
     """The rungs, on one device."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, *, smoke: bool = False):
         self.world, self.device = world, world.device
+        self.small = SMALL | ({"model.n_embd": 64} if smoke else {})
         self.tolerance = BFLOAT16 if self.device.type == "cuda" else 1e-5
         generator = torch.Generator().manual_seed(1)
-        self.ids = torch.randint(0, VOCAB - 1, (4, 256), generator=generator).to(self.device)
+        self.ids = torch.randint(0, VOCAB - 1, (BLOCKS, SEQ_LEN), generator=generator).to(self.device)
 
     def initial_loss_is_near_ln_v(self) -> dict[str, Any]:
         """Nothing is known yet: every token is as likely as any other."""
@@ -56,7 +59,7 @@ class Ladder:
     def overfits_one_batch(self) -> dict[str, Any]:
         """The whole step learns."""
         engine = self._engine()
-        losses = [self._step(engine, step)[0] for step in range(1, 61)]
+        losses = [self._step(engine, step)[0] for step in range(1, 41)]
         return {"ok": losses[-1] < 0.1 * losses[0], "first": losses[0], "last": losses[-1]}
 
     def padded_vocabulary_equals_unpadded(self) -> dict[str, Any]:
@@ -84,31 +87,29 @@ class Ladder:
 
     def documents_are_isolated(self) -> dict[str, Any]:
         """Another first document changes no bit of the second's loss (and does without the mask); the CPU agrees."""
-        doc_ids = (torch.arange(256, device=self.device) >= 100).long().expand(4, 256)
-        positions = torch.where(doc_ids == 1, -100, 0) + torch.arange(256, device=self.device)
+        doc_ids, positions = self._two_documents()
         other = self.ids.clone()
-        other[:, :99] = (other[:, :99] + 7) % (VOCAB - 1)
+        other[:, : CUT - 1] = (other[:, : CUT - 1] + 7) % (VOCAB - 1)
         found: dict[str, Tensor] = {}
         for masked in (True, False):
             engine = self._engine(**{"model.document_mask": masked})
             with engine.evaluating():
                 for name, ids in (("one", self.ids), ("other", other)):
                     loss = engine.loss(Blocks(ids, doc_ids, positions), per_token=True)
-                    found[f"{name}, {masked}"] = loss[:, 100:]
+                    found[f"{name}, {masked}"] = loss[:, CUT:]
         leak = (found["one, True"] - found["other, True"]).abs().max()
         unmasked = (found["one, False"] - found["other, False"]).abs().max()
         recipe = self._recipe(**{"model.document_mask": True})
         engine = Engine(recipe, TOKENIZER, replace(self.world, device=torch.device("cpu")))
         with engine.evaluating():
             on_cpu = engine.loss(Blocks(*(t.cpu() for t in (self.ids, doc_ids, positions))), per_token=True)
-        apart = float((found["one, True"].cpu() - on_cpu[:, 100:]).abs().max())
+        apart = float((found["one, True"].cpu() - on_cpu[:, CUT:]).abs().max())
         ok = bool(leak == 0) and bool(unmasked > 0) and apart < 20 * self.tolerance
         return {"ok": ok, "leak": float(leak), "without_mask": float(unmasked), "apart_from_cpu": apart}
 
     def masked_gradients_are_those_of_the_cpu(self) -> dict[str, Any]:
         """The backward pass of the document mask."""
-        doc_ids = (torch.arange(256, device=self.device) >= 100).long().expand(4, 256)
-        positions = torch.where(doc_ids == 1, -100, 0) + torch.arange(256, device=self.device)
+        doc_ids, positions = self._two_documents()
         norms = []
         for device in (self.device, torch.device("cpu")):
             recipe = self._recipe(**{"model.document_mask": True})
@@ -156,6 +157,10 @@ class Ladder:
         expected = [size * (size - 1) // 2 + number * size for number in range(8)]
         return {"ok": [int(one) for one in sums] == expected, "batches": len(sums)}
 
+    def _two_documents(self) -> tuple[Tensor, Tensor]:
+        places = torch.arange(SEQ_LEN, device=self.device).expand(BLOCKS, SEQ_LEN)
+        return (places >= CUT).long(), torch.where(places >= CUT, places - CUT, places)
+
     def _compare(self, *changes: dict[str, Any]) -> dict[str, Any]:
         one, two = (self._history(self._engine(**change)) for change in changes)
         apart = max(abs(a / b - 1) for a, b in zip(one, two, strict=True))
@@ -170,10 +175,10 @@ class Ladder:
 
     def _mean_loss(self, engine: Engine) -> float:
         with engine.evaluating():
-            return float(engine.loss(Blocks(self.ids))) / (4 * 255)
+            return float(engine.loss(Blocks(self.ids))) / (BLOCKS * (SEQ_LEN - 1))
 
     def _recipe(self, **changes: Any) -> Recipe:
-        return recipe_of("gpt2_124m", SMALL | changes, smoke=False)
+        return recipe_of("gpt2_124m", self.small | changes, smoke=False)
 
     def _engine(self, **changes: Any) -> Engine:
         return engine_of(self._recipe(**changes), self.world, TOKENIZER)
@@ -203,7 +208,7 @@ def climb(report: Report, world: World, *, smoke: bool = False) -> None:
         facts["memory_gb"] = round(torch.cuda.get_device_properties(device).total_memory / 1e9, 1)
         facts["cuda"] = torch.version.cuda
     report("device", facts | {"torch": torch.__version__})
-    ladder = Ladder(world)
+    ladder = Ladder(world, smoke=smoke)
     for rung in RUNGS:
         try:
             found = rung(ladder)

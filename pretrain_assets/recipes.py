@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 from pretrain_assets.config import DataConfig, ExecutionConfig, ModelConfig, Recipe, TrainConfig
 from pretrain_assets.errors import ConfigError
@@ -84,3 +85,26 @@ def get(name: str) -> Recipe:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"Unknown recipe {name!r}.{hint} Known: {', '.join(RECIPES)}.")
     return RECIPES[name]()
+
+
+def num_parameters(recipe: Recipe, vocab_size: int = 50_257) -> int:
+    """Weights of a recipe's model: the tied embedding (rows padded to a multiple of 128), positions and layers.
+
+    Each layer has 12 d^2 weights in its four matrices and 13 d in their biases and the two norms.
+    """
+    model, width = recipe.model, recipe.model.n_embd
+    rows = -(-vocab_size // 128) * 128 + recipe.data.seq_len
+    return rows * width + model.n_layer * (12 * width + 13) * width + 2 * width
+
+
+def summary(name: str) -> dict[str, Any]:
+    """A recipe in a few numbers, with GPT-2's vocabulary."""
+    recipe, (first_line, *_) = get(name), (RECIPES[name].__doc__ or "").splitlines()
+    return {
+        "name": name,
+        "description": first_line,
+        "num_parameters": num_parameters(recipe),
+        "tokens_per_step": recipe.train.global_batch_tokens,
+        "max_steps": recipe.train.max_steps,
+        "epochs": recipe.train.epochs,
+    }

@@ -43,8 +43,8 @@ RECIPE = Recipe(
     train=TrainConfig(
         global_batch_tokens=8 * 64,
         max_steps=50,
-        learning_rate=5e-3,
-        min_learning_rate=5e-4,
+        learning_rate=2e-3,
+        min_learning_rate=2e-4,
         warmup_steps=5,
         eval_every=10,
         eval_blocks=None,
@@ -83,7 +83,7 @@ def curve(spec: RunSpec) -> dict[str, dict[str, float]]:
     records = read_metrics(spec.run_dir)
     return {
         name: {str(record["step"]): record[name] for record in records if name in record}
-        for name in ("loss", "val_loss", "lr", "grad_norm")
+        for name in ("loss", "val_loss", "lr")
     }
 
 

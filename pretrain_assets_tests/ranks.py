@@ -76,7 +76,9 @@ def learned(changes: Mapping[str, Any], world: World = ONE) -> dict[str, Tensor]
     """
     with exact():
         engine = engine_of(changes, world)
-        steps = [engine.train_step(blocks_of(step, world), step=step, total_steps=STEPS) for step in range(1, STEPS + 1)]
+        steps = [
+            engine.train_step(blocks_of(step, world), step=step, total_steps=STEPS) for step in range(1, STEPS + 1)
+        ]
     loss, norm = (torch.stack([values[kind] for values in steps]) for kind in (0, 1))
     weights = {name: whole(weight.detach()).clone() for name, weight in engine.model.named_parameters()}
     return {"loss": loss, "norm": norm, **weights}

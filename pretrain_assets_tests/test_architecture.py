@@ -98,11 +98,12 @@ BLOCKED = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"dagster", "ray", "geneva"}:
+        if name.split(".")[0] in blocked:
             raise ImportError(f"{name} is not installed on this node")
 sys.meta_path.insert(0, Blocked())
 import importlib, pkgutil, pretrain_assets
-for room in sys.argv[1:]:
+blocked = {"dagster", "ray", "geneva"} | set(sys.argv[1].split(","))
+for room in sys.argv[2:]:
     package = importlib.import_module(f"pretrain_assets.{room}")
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
@@ -110,15 +111,47 @@ for room in sys.argv[1:]:
 print("torch" in sys.modules)
 """
 
+BARE = """
+import sys
+from importlib.metadata import packages_distributions
+kept = {"torch", "numpy", "pyarrow", "typing_extensions", "torchgen", "functorch", "sympy", "mpmath", "networkx"}
+kept |= {"jinja2", "markupsafe", "filelock"}  # which PyTorch itself needs; fsspec it does without
+blocked = set(packages_distributions()) - kept - {"pretrain_assets"}
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ImportError(f"{name} is not installed on this node")
+sys.meta_path.insert(0, Blocked())
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+BARE_MODULES = [
+    *(f"train.{name}" for name in ("engine", "feed", "model", "attention", "optim", "parallel", "distributed")),
+    *("train.flops", "train.device", "train.pauses", "loader.sample", "recipes"),
+]
+"""What trains blocks from memory, with PyTorch, numpy and pyarrow alone: what `benchmarks/gpu.sh` runs."""
 
-def imported_without_dagster(*rooms: str) -> str:
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *rooms], capture_output=True, text=True, cwd=ROOT)
+
+def imported_without_dagster(*rooms: str, blocked: str = "") -> str:
+    done = subprocess.run([sys.executable, "-c", BLOCKED, blocked, *rooms], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_a_gpu_node_needs_neither_dagster_nor_ray_nor_geneva() -> None:
     imported_without_dagster("train", "loader", "table")
+
+
+def test_the_trainer_loads_without_lance() -> None:
+    imported_without_dagster("train", blocked="lance,lancedb")
+
+
+def test_the_engine_needs_nothing_but_torch_numpy_and_pyarrow() -> None:
+    modules = [f"pretrain_assets.{name}" for name in BARE_MODULES]
+    modules += [f"benchmarks.{name}" for name in ("gpu", "gpu_ladder", "gpu_speed")]
+    done = subprocess.run([sys.executable, "-c", BARE, *modules], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_light_rooms_load_without_torch() -> None:

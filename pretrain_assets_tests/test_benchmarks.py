@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import lance
 import numpy as np
 import pytest
 
-from benchmarks import corpus, faults_check, harness, loader_cases, loader_table, s3_stub, scale_cases
+from benchmarks import corpus, faults_check, gpu, harness, loader_cases, loader_table, s3_stub, scale_cases
 from benchmarks.harness import Case, Report
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets_tests.tables import append, make_table
@@ -225,9 +226,10 @@ def test_the_s3_stub_answers_ranges_and_lists_and_counts_what_was_asked(tmp_path
         ("loader", ["--rows", "3000"], ["ours 16", "streaming tuned 128", "bare take 16", "memmap"]),
         ("loader_s3", ["--rows", "4000"], ["ours, clump 1", "ours local, clump 32", "streaming tuned, clump 32"]),
         ("plan", ["--rows", "50000"], ["build", "second rank", "streaming dataset"]),
+        ("train_cpu", ["--steps", "6"], ["ours", "bare"]),
     ],
 )
-def test_the_loaders_benchmarks_measure_every_case(name: str, words: list[str], cases: list[str]) -> None:
+def test_a_quick_benchmark_measures_every_case(name: str, words: list[str], cases: list[str]) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", *words]
     done = subprocess.run(command, cwd=harness.ROOT, check=True, capture_output=True, text=True)
     document = json.loads(done.stdout.splitlines()[-1])
@@ -235,3 +237,45 @@ def test_the_loaders_benchmarks_measure_every_case(name: str, words: list[str], 
     assert set(document["targets"]) == set(document["met"]) <= set(document["ratios"])
     assert all(document["measurements"][case]["seconds"] > 0 for case in cases)
     assert all(ratio > 0 for ratio in document["ratios"].values())
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_climbs_the_ladder_and_measures_on_a_cpu_too(tmp_path: Path) -> None:
+    command = [str(harness.ROOT / "benchmarks" / "gpu.sh"), "--smoke"]
+    environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    assert list(document) == KEYS
+    found = document["measurements"]
+    assert found["skipped"] == [] and len([v for v in found["ladder"].values() if v == {**v, "ok": True}]) == 9
+    for case, source in (("compiled", "synthetic"), ("compiled", "packed"), ("eager", "synthetic")):
+        measured = found[f"124m, {case}, 2 blocks"][source]
+        assert measured["tokens_per_second"] > 0 and measured["mfu"] is None
+    assert document["met"] == {"mfu_124m": False, "mfu_354m": False}  # not measured is not met
+
+
+def test_the_gpu_benchmark_keeps_its_budget_and_what_a_broken_case_has_said(tmp_path: Path) -> None:
+    run = gpu.Run(1.0, tmp_path / "gpu.json", smoke=True)
+    run.take(gpu.Step(name="too long", module="gpu_speed", seconds=100.0))
+    run.take(gpu.Step(name="broken", module="no_such_module", seconds=0.5))
+    found = json.loads((tmp_path / "gpu.json").read_text())["measurements"]
+    assert found["skipped"][0].startswith("too long: needs about 100 s")
+    assert "exit code 1" in found["broken"]["failed"]
+
+
+def test_ratios_are_of_the_best_speed_and_of_what_was_measured() -> None:
+    def speed(tokens: float, mfu: float | None) -> dict[str, Any]:
+        return {"tokens_per_second": tokens, "mfu": mfu}
+
+    found = gpu.ratios(
+        {
+            "ladder": {"device": {}},
+            "124m, compiled, 32 blocks": {"synthetic": speed(400, 0.4), "packed": speed(396, 0.39)},
+            "124m, compiled, 64 blocks": {"synthetic": speed(500, 0.46)},
+            "124m, eager, 32 blocks": {"synthetic": speed(250, 0.2)},
+            "354m, compiled, 16 blocks": {"failed": "out of memory"},
+            "skipped": ["one"],
+        }
+    )
+    assert found == {"mfu_124m": 0.46, "packed_vs_synthetic_124m": 0.99, "compiled_vs_eager_124m": 2.0}

@@ -382,3 +382,23 @@ def test_on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     facts = json.loads(pretrain("profile-loader", "demo", *EVERY_ROW, *words).stdout)
     assert [m["bytes_read"] > 0 for m in facts["measurements"]] == [True, True]
     assert facts["diagnosis"]["pattern"] in ("storage", "ahead")
+
+
+def test_pack_sample_writes_the_first_blocks_of_a_recipe(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    words = [
+        "pack-sample",
+        "demo",
+        "--blocks",
+        "20",
+        "--out",
+        str(tmp_path / "blocks.npy"),
+        "--set",
+        "data.filter=true",
+    ]
+    facts = json.loads(pretrain(*words, "--json").stdout)
+    assert (facts["blocks"], facts["seq_len"], facts["data"]["filter"]) == (20, 128, "true")
+    assert facts["tokenizer"]["name"] == "byte" and facts["dtype"] == "uint16"
+    assert "20 blocks of 128 tokens as uint16, 0.0 MB, from tokenized-v" in pretrain(*words).stdout

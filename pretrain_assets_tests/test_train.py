@@ -26,7 +26,6 @@ from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityErr
 from pretrain_assets.launch.contract import read_result, read_spec, write_spec
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.train import checkpoint, distributed
-from pretrain_assets.train.distributed import World
 from pretrain_assets.train.flops import flops_per_token, mfu, peak_tflops
 from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.metrics import read_metrics
@@ -312,21 +311,6 @@ def test_a_diverging_loss_stops_with_its_step_and_saves_nothing(make_spec):
         run(spec)
     assert checkpoint.steps(spec.run_dir) == []
     assert read_result(spec.run_dir)["status"] == "failed"
-
-
-@pytest.mark.parametrize(("rows", "blocks"), [("id = 10", 1), ("id % 10 = 0", 5)])
-def test_small_held_out_sets_work(make_spec, rows, blocks):
-    from pretrain_assets.table.storage import Location
-    from pretrain_assets.train.evaluation import HeldOut
-
-    spec, device = make_spec(data__held_out_filter=rows), torch.device("cpu")
-    worlds = [World(rank=r, size=n, local_size=n, device=device, control=None) for n in (1, 3) for r in range(n)]
-    sets = [HeldOut(Location(database_uri=spec.database_uri), spec, world) for world in worlds]
-    assert all(torch.equal(held_out.blocks, sets[0].blocks) for held_out in sets)
-    assert len(sets[0].blocks) == blocks
-    parts = [held_out._mine() for held_out in sets[1:]]
-    assert sorted(map(tuple, torch.cat(parts).tolist())) == sorted(map(tuple, sets[0].blocks.tolist()))
-    assert all(loss_of(tiny_model(), part) >= 0 for part in parts)  # also for a rank without a block
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

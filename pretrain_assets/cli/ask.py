@@ -1,4 +1,4 @@
-"""Verbs that answer questions: lineage, search, recipes.
+"""Verbs that answer questions: lineage, search, recipes, runs.
 
 Invariant: they change nothing, neither in the table nor in a run.
 """
@@ -53,16 +53,33 @@ def lineage(obj: dict[str, Any], checkpoint: str | None, json_output: bool) -> N
 
 @click.command("recipes")
 @click.argument("name", required=False)
-def recipes_command(name: str | None) -> None:
+@as_json
+def recipes_command(name: str | None, json_output: bool) -> None:
     """Named recipes, or all settings of one."""
     from pretrain_assets import recipes
     from pretrain_assets.config import to_dict
+    from pretrain_assets.report.runs_text import recipes_text
 
     if name:
         click.echo(json.dumps(to_dict(recipes.get(name)), indent=2))
         return
-    for recipe, make in recipes.RECIPES.items():
-        click.echo(f"{recipe:12} {(make.__doc__ or '').splitlines()[0]}")
+    known = [recipes.summary(recipe) for recipe in recipes.RECIPES]
+    click.echo(json.dumps(known, indent=2) if json_output else recipes_text(known))
 
 
-VERBS = (lineage, search, recipes_command)
+@click.command()
+@as_json
+@click.pass_obj
+def runs(obj: dict[str, Any], json_output: bool) -> None:
+    """Training runs side by side, the newest first."""
+    from pretrain_assets.report.runs_text import runs_text
+    from pretrain_assets.train.runs import list_runs
+
+    found = list_runs(obj["runs"])
+    if json_output:
+        click.echo(json.dumps([asdict(run) for run in found], indent=2))
+    else:
+        click.echo(runs_text(found) if found else f"No runs in {obj['runs']}; `pretrain train RECIPE` makes one.")
+
+
+VERBS = (lineage, search, recipes_command, runs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pretrain_assets.config import Recipe
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import CheckpointError, ConfigError
 from pretrain_assets.forensics.checkpoints import find_checkpoint, find_run
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file, read_spec
@@ -17,6 +17,7 @@ from pretrain_assets.loader.exposure import Exposure, documents
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.storage import Location, join
+from pretrain_assets.train.checkpoint import steps
 
 PREVIEW_CHARS = 200
 """Characters of a document shown."""
@@ -108,6 +109,8 @@ def _find(which: str | None, runs_uri: str, location: Location) -> tuple[str, Pi
         location = Location(database_uri=spec.database_uri, table_name=spec.table_name)
         if not found:
             return run_dir, Pin.parse(spec.pin), spec.recipe, location
+    elif not found and not steps(run_dir):
+        raise CheckpointError(f"There is no run in {run_dir}: it has neither a {RUN_NAME} nor a checkpoint.")
     found = found or find_checkpoint(run_dir, runs_uri)
     return found.uri, found.pin, found.recipe, location
 

@@ -43,7 +43,9 @@ def evaluation_text(found: Assessment) -> str:
             "the model may have been trained on them, and the loss is then lower than on new text."
         )
     elif found.documents_trained is None:
-        parts.append("Not known: whether the model was trained on these rows (the version trained on is not there).")
+        parts.append(
+            "Whether the model was trained on these rows is not known: the version it learned from is not there."
+        )
     return "\n\n".join(parts)
 
 

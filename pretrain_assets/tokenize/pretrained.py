@@ -85,7 +85,9 @@ def identify(folder: Path) -> TokenizerIdentity:
         TokenizerError: no files of a tokenizer, or none that can be used.
     """
     path, gpt2 = folder / TOKENIZER_NAME, files("pretrain_assets") / "data" / "gpt2" / TOKENIZER_NAME
-    if path.exists() and _bpe(path.read_bytes()) == _bpe(gpt2.read_bytes()):
+    if not path.exists():  # transformers would make one up, with an empty vocabulary
+        raise TokenizerError(f"{folder} has no {TOKENIZER_NAME}.")
+    if _bpe(path.read_bytes()) == _bpe(gpt2.read_bytes()):
         return load_tokenizer("gpt2").identity
     return load_tokenizer(f"hf:{folder}").identity
 

@@ -52,12 +52,18 @@ def document_mask(doc_ids: Tensor) -> Mask:
         return same.tril()
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def may_see(block: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (doc_ids[block, query] == doc_ids[block, key])
-
     blocks, positions = doc_ids.shape
     make = _compiled(create_block_mask)
-    return cast(Mask, make(may_see, blocks, None, positions, positions, device=doc_ids.device))
+    return cast(Mask, make(may_see(doc_ids), blocks, None, positions, positions, device=doc_ids.device))
+
+
+def may_see(doc_ids: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule of the mask as FlexAttention wants it: for a block, head, query and key, whether it sees it."""
+
+    def rule(block: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (doc_ids[block, query] == doc_ids[block, key])
+
+    return rule
 
 
 @functools.cache

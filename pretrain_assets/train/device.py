@@ -70,19 +70,31 @@ def attention_kernel(model: ModelConfig, seq_len: int, device: torch.device) -> 
 
 
 def describe(model: ModelConfig, seq_len: int, device: torch.device) -> str:
-    """One line: device, attention kernel and cuDNN. Warns where a newer cuDNN would make attention faster."""
+    """One line: device, attention kernel and cuDNN. Logs a warning where a newer cuDNN would make attention faster."""
     kernel = "flex" if model.document_mask and device.type == "cuda" else attention_kernel(model, seq_len, device)
     if device.type != "cuda":
         return f"{device_name(device)}, {torch.get_num_threads()} threads, attention: {kernel}"
     capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version()
-    if capability == (9, 0) and (cudnn or 0) < HOPPER_CUDNN:
-        _log.warning(
-            "cuDNN %s is older than 9.15, from which on PyTorch uses its faster attention on this GPU: install a newer "
-            "nvidia-cudnn",
-            _dotted(cudnn),
-        )
+    advice = cudnn_advice(capability, cudnn)
+    if advice:
+        _log.warning("%s", advice)
     sm = "".join(map(str, capability))
     return f"{device_name(device)} (sm{sm}), attention: {kernel}, cuDNN {_dotted(cudnn)}, PyTorch {torch.__version__}"
+
+
+def cudnn_advice(capability: tuple[int, int], cudnn: int | None) -> str | None:
+    """What to do about a cuDNN (as 91501 for 9.15.1) whose attention PyTorch does not use on this GPU; None if it does.
+
+    Args:
+        capability: Compute capability of the GPU.
+        cudnn: Version in use; None for none.
+    """
+    if capability != (9, 0) or (cudnn or 0) >= HOPPER_CUDNN:
+        return None
+    return (
+        f"cuDNN {_dotted(cudnn)} is older than 9.15, from which on PyTorch takes its faster attention on this GPU: "
+        "install a newer nvidia-cudnn package"
+    )
 
 
 def _dotted(cudnn: int | None) -> str:

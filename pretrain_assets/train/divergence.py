@@ -6,6 +6,7 @@ Invariant: all ranks find the same words, and a table that cannot be read never 
 from __future__ import annotations
 
 import logging
+import math
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import DivergenceError
@@ -28,8 +29,9 @@ def divergence(spec: RunSpec, schedule: Schedule, point: Point, saved: int) -> D
     sources = _sources(spec, ids[:NAMED])
     named = ", ".join(f"{i} ({sources[i]})" if i in sources else str(i) for i in ids[:NAMED])
     more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    what = "gradient norm" if math.isfinite(point.loss) else "loss"
     return DivergenceError(
-        f"The loss of step {point.step} is not finite (loss {point.loss:.4g}, gradient norm {point.norm:.4g}). "
+        f"The {what} of step {point.step} is not finite (loss {point.loss:.4g}, gradient norm {point.norm:.4g}). "
         f"The step trained on documents {named}{more}; `{seen_command(spec, point.step)}` shows them. "
         f"Nothing after {f'the checkpoint of step {saved}' if saved else 'the start'} was saved; lower "
         "train.learning_rate or train.grad_clip, train for longer warm-up, or leave the documents out with "

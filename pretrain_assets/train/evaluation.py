@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from pretrain_assets.config import DataConfig, LoaderConfig, RunSpec, TokenizerIdentity
 from pretrain_assets.errors import FilterError
@@ -109,9 +107,9 @@ class HeldOut:
         micro_batches = math.ceil(self.num_blocks / micro_batch_blocks)
         self._micro_batch = math.ceil(self.num_blocks / micro_batches)
         self._rounds = math.ceil(micro_batches / world.size)
-        first = world.rank * self._rounds * self._micro_batch
-        self.share = range(first, first + self._rounds * self._micro_batch)
-        """Blocks of this rank, those that are padding included."""
+        per_rank = self._rounds * self._micro_batch
+        self.share = range(self.num_blocks)[world.rank * per_rank : (world.rank + 1) * per_rank]
+        """Numbers of this rank's blocks."""
         self._origins = read_origins(self._loader.planner.dataset, self.plan, self.num_blocks)
         self._token_bytes = _token_bytes(tokenizer, tokenizer_place, world)
         self._kept: list[Blocks] | None = None
@@ -143,7 +141,7 @@ class HeldOut:
 
         Args:
             engine: Of the model, the same on all ranks.
-            progress: Told of the blocks that this rank is done with, padding included.
+            progress: Told of every number of blocks that this rank is done with.
 
         Raises:
             FilterError: there is no token to predict.
@@ -151,11 +149,13 @@ class HeldOut:
         device, size = self._world.device, self._micro_batch
         tally = Tally(max(1, len(self._origins.sources)), self._tokenizer.pad_id, self._token_bytes, device)
         with engine.evaluating(), contextlib.closing(self._micro_batches()) as micro_batches:
-            for start, blocks in zip(self.share[::size], feed(micro_batches, device), strict=True):
+            for number, blocks in enumerate(feed(micro_batches, device)):
+                done = self.share[number * size : (number + 1) * size]
                 losses = engine.loss(blocks, per_token=True)
-                tally.add(blocks.input_ids, losses, torch.from_numpy(self._origins.of(start, size)).to(device))
+                sources = torch.from_numpy(self._origins.of(done.start, size)).to(device)
+                tally.add(blocks.input_ids, losses, sources)
                 self._world.pulse.at("evaluating")
-                progress(size)
+                progress(len(done))
         self._world.sum(tally.sums)
         found = tally.evaluation(self.num_blocks, self._origins.sources)
         if not found.tokens:
@@ -170,7 +170,7 @@ class HeldOut:
         if self._kept is not None:
             yield from self._kept
             return
-        wanted = len(self.share) * self.plan.seq_len * 4 * (3 if self._masked else 1)
+        wanted = self._rounds * self._micro_batch * self.plan.seq_len * 4 * (3 if self._masked else 1)
         kept: list[Blocks] | None = [] if wanted <= KEPT_BYTES else None
         with contextlib.closing(self._read()) as batches:
             for _ in range(self._rounds):
@@ -182,39 +182,39 @@ class HeldOut:
 
     def _read(self) -> Generator[Batch, None, None]:
         """This rank's micro-batches that hold blocks, the last one shorter if need be."""
-        blocks, size = range(self.num_blocks)[self.share.start : self.share.stop], self._micro_batch
-        whole = len(blocks) // size
-        for start, length, count in (
-            (blocks.start, size, whole),
-            (blocks.start + whole * size, len(blocks) - whole * size, 1),
-        ):
-            if length and count:
-                stream = self._loader.batches(
-                    0,
-                    start,
-                    length,
-                    max_batches=count,
-                    dtype="int32",
-                    doc_ids=self._masked,
-                    position_ids=self._masked,
-                    pin_memory=self._world.device.type == "cuda",
-                )
-                with contextlib.closing(stream) as batches:
-                    yield from batches
+        size = self._micro_batch
+        whole = len(self.share) // size * size
+        yield from self._stream(self.share[:whole], size)
+        yield from self._stream(self.share[whole:], len(self.share) - whole)
+
+    def _stream(self, blocks: range, blocks_per_batch: int) -> Generator[Batch, None, None]:
+        if not blocks:
+            return
+        stream = self._loader.batches(
+            0,
+            blocks.start,
+            blocks_per_batch,
+            max_batches=len(blocks) // blocks_per_batch,
+            dtype="int32",
+            doc_ids=self._masked,
+            position_ids=self._masked,
+            pin_memory=self._world.device.type == "cuda",
+        )
+        with contextlib.closing(stream) as batches:
+            yield from batches
 
     def _filled_up(self, batch: Batch | None) -> Blocks:
         """A micro-batch with as many blocks as all others, what is missing being padding."""
-        nothing = torch.empty(0, self.plan.seq_len, dtype=torch.int32)
-        tensors: Iterable[Tensor | None] = (nothing, *([nothing] * 2 if self._masked else [None] * 2))
-        if batch is not None:
-            tensors = batch.input_ids, batch.doc_ids, batch.position_ids
-        missing = self._micro_batch - (0 if batch is None else len(batch.input_ids))
-        pads = self._tokenizer.pad_id, 0, 0
-        filled = [
-            F.pad(tensor, (0, 0, 0, missing), value=pad) if tensor is not None and missing else tensor
-            for tensor, pad in zip(tensors, pads, strict=True)
-        ]
-        return Blocks(*filled)  # type: ignore[arg-type]  # the first is never None
+        tensors = (None, None, None) if batch is None else (batch.input_ids, batch.doc_ids, batch.position_ids)
+        if tensors[0] is not None and len(tensors[0]) == self._micro_batch:
+            return Blocks(tensors[0], *tensors[1:])
+        shape = self._micro_batch, self.plan.seq_len
+        ids = torch.full(shape, self._tokenizer.pad_id, dtype=torch.int32)
+        others = [torch.zeros(shape, dtype=torch.int32) if self._masked else None for _ in range(2)]
+        for whole, part in zip((ids, *others), tensors, strict=True):
+            if whole is not None and part is not None:
+                whole[: len(part)] = part
+        return Blocks(ids, *others)
 
 
 def _token_bytes(tokenizer: TokenizerIdentity, place: str | None, world: World) -> npt.NDArray[np.int64] | None:

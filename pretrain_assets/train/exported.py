@@ -77,6 +77,11 @@ def load_exported(folder: Path) -> Exported:
         shape = replace(shape, document_mask=lineage["recipe"]["model"]["document_mask"])
     else:
         tokenizer = _identify(folder, config)
+    if config["vocab_size"] != tokenizer.vocab_size:
+        raise CheckpointError(
+            f"{folder}: config.json has vocab_size={config['vocab_size']}, its lineage a tokenizer of "
+            f"{tokenizer.vocab_size} tokens. Export or copy it again."
+        )
     model = GPT(shape, tokenizer, config["n_positions"])
     load_theirs(model, tensors, where=str(folder))
     return Exported(model.eval(), tokenizer, lineage)
@@ -119,8 +124,8 @@ def _identify(folder: Path, config: Mapping[str, Any]) -> TokenizerIdentity:
         found = identify(folder)
     except TokenizerError as error:
         raise TokenizerError(
-            f"{folder} says nothing about its tokenizer, which an export of this project does, and has no files of one "
-            f"that can be used: {error} Put its tokenizer.json and tokenizer_config.json there."
+            f"{folder} was not exported by this project, so its tokenizer must be known by its files: {error} Put the "
+            "model's tokenizer.json and tokenizer_config.json there."
         ) from error
     if max(found.vocab_size, found.eos_id + 1) > config["vocab_size"]:
         raise TokenizerError(

@@ -86,6 +86,7 @@ class Watch:
         self._world, self._links, self._on_failure = world, links, on_failure
         self._limit = hang_seconds()
         self._found: list[Failure] = []
+        self._found_at = 0.0
         self._cause: Failure | None = None
         self._leaving = self._failing = self._told = False
         self._settled, self._over = threading.Event(), threading.Event()
@@ -120,13 +121,16 @@ class Watch:
                 told = time.monotonic()
                 for link in self._links.values():
                     link.send({"pulse": self._world.pulse.now()})
-            open_links = {link.socket: link for link in self._links.values() if not link.closed}
-            for socket in select.select(list(open_links), [], [], 0.1)[0] if open_links else ():
-                self._hear(open_links[socket])
-            if all(link.closed or link.left for link in self._links.values()) and self._leaving:
-                self._over.set()
-            elif not self._leaving:
+            there = {link.socket: link for link in self._links.values() if not link.closed}
+            if there:
+                for socket in select.select(list(there), [], [], 0.1)[0]:
+                    self._hear(there[socket])
+            if not self._leaving:
                 self._judge()
+            elif all(link.closed or link.left for link in self._links.values()):
+                self._over.set()
+        for link in self._links.values():
+            link.socket.close()
 
     def _hear(self, link: Link) -> None:
         for message in link.receive():
@@ -142,8 +146,8 @@ class Watch:
         """Once something was found, and others had time to say that they came first, end the job."""
         if not self._found:
             self._found += hung(self._world, self._links, self._limit)
-            self._first = time.monotonic()
-        elif self._cause is None and time.monotonic() - self._first >= GRACE_SECONDS:
+            self._found_at = time.monotonic()
+        elif self._cause is None and time.monotonic() - self._found_at >= GRACE_SECONDS:
             self._conclude(min(self._found, key=lambda failure: failure.is_echo))
 
     def _conclude(self, cause: Failure) -> None:

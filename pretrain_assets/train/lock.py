@@ -40,3 +40,18 @@ def sole_writer(run_dir: str) -> Iterator[None]:
                 f"{run_dir} is being trained by another process. Wait for it or stop it, then start this one again."
             ) from error
         yield
+
+
+def is_held(run_dir: str) -> bool:
+    """Whether a job trains in a local directory now; False on object stores, which cannot say."""
+    path = Path(run_dir) / LOCK_NAME
+    if is_remote(run_dir) or not path.exists():
+        return False
+    import fcntl
+
+    with path.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

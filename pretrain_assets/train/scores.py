@@ -18,6 +18,8 @@ from torch import Tensor
 
 QUANTA = 2.0**20
 """Parts of a nat that losses are rounded to: float64 adds up whole numbers below 2**53 exactly, 8 * 10**9 nats."""
+RECORDED_SOURCES = 100
+"""Sources that a run records the loss of, those with the most tokens: records stay small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,13 @@ class Evaluation(Measure):
 
     def metrics(self) -> dict[str, Any]:
         """What a run records of it; what is not known is left out."""
+        largest = sorted(self.by_source, key=lambda name: -self.by_source[name].tokens)[:RECORDED_SOURCES]
         values = {
             "val_loss": self.loss,
             "val_perplexity": self.perplexity,
             "val_tokens": self.tokens,
             "val_bits_per_byte": self.bits_per_byte,
-            "val_loss_by_source": {name: part.loss for name, part in self.by_source.items()} or None,
+            "val_loss_by_source": {name: self.by_source[name].loss for name in sorted(largest)} or None,
         }
         return {name: value for name, value in values.items() if value is not None}
 

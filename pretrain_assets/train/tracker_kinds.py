@@ -186,16 +186,17 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self.newest_step = self._run._next_step - 1
+        self.newest_step = self._step = self._run._next_step - 1
         self.where = remote or f"TRACKIO_DIR={os.environ['TRACKIO_DIR']} trackio show --project {project}"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add points at an optimizer step."""
+        self._step = step
         self._run.log(dict(values), step=step)
 
     def finish(self, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Add the summary at the step after the last, and end."""
-        self._run.log(dict(numbers))
+        """Add the summary at the last step, and end."""
+        self._run.log(dict(numbers), step=self._step)
         self._run.finish()
 
 
