@@ -146,11 +146,12 @@ class Run:
         )
         assert process.stdout is not None
         alarm = _end_after(process, limit)
-        for line in process.stdout:
-            name, value = json.loads(line)
-            found[name] = value
-            harness.say(f"   {name}: {json.dumps(value)}")
-            self._save()
+        with process.stdout as lines:
+            for line in lines:
+                name, value = json.loads(line)
+                found[name] = value
+                harness.say(f"   {name}: {json.dumps(value)}")
+                self._save()
         code = process.wait()
         alarm.set()
         if code:
@@ -172,7 +173,9 @@ class Run:
         report = harness.Report(
             name="gpu", measurements=self.measurements, ratios=ratios(self.measurements), targets=TARGETS
         )
-        return report.document()
+        document = report.document()
+        document["machine"]["gpu"] = self.measurements.get("ladder", {}).get("device", {}).get("name")
+        return document
 
     def _save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from pretrain_assets import recipes
 from pretrain_assets.config import Recipe, TokenizerIdentity, override
+from pretrain_assets.launch.guard import die_with_parent
 from pretrain_assets.train.distributed import World, join_world
 from pretrain_assets.train.engine import Engine
 
@@ -40,6 +42,7 @@ class HostBatch:
 
 def main(case: Callable[..., None]) -> None:
     """Run a case with the arguments on the command line: `case(report, world, **arguments)`."""
+    die_with_parent(signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="   %(message)s")

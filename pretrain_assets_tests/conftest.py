@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["PRETRAIN_CACHE_DIR"] = tempfile.mkdtemp(prefix="pretrain-tests-")
 atexit.register(shutil.rmtree, os.environ["PRETRAIN_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: idle threads that spin would cost a core
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and where a test wants threads, they wait without spinning
 
 
 @dataclass

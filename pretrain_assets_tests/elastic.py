@@ -132,6 +132,7 @@ class Ranks:
             raise OSError(28, "No space left on device")
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "VISIBLE_SECONDS", 0)
             if self.world.rank == full_on:
                 patch.setattr(checkpoint, "write_file", full)
             with pytest.raises(CheckpointError) as caught:

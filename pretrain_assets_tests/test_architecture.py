@@ -96,13 +96,13 @@ def test_every_room_is_known_here() -> None:
 
 BLOCKED = """
 import sys
+blocked = {"dagster", "ray", "geneva"} | set(sys.argv[1].split(","))
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in blocked:
             raise ImportError(f"{name} is not installed on this node")
 sys.meta_path.insert(0, Blocked())
 import importlib, pkgutil, pretrain_assets
-blocked = {"dagster", "ray", "geneva"} | set(sys.argv[1].split(","))
 for room in sys.argv[2:]:
     package = importlib.import_module(f"pretrain_assets.{room}")
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):

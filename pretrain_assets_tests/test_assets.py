@@ -30,12 +30,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture(scope="class")
 def ui_port(project: Project) -> Iterator[int]:
+    project.add_source("first.parquet", 0, 400)
+    assert project.pretrain().success
     with make_ui(project.home) as port:
         yield port
 
 
 class TestLocalStory(PipelineStory):
-    """The whole story on local disk, and at its end a look at it through `make ui`."""
+    """The whole story on local disk."""
+
+
+@pytest.mark.slow
+class TestUserInterface:
+    """A look at a project through `make ui`."""
 
     @pytest.mark.browser
     @needs_chromium

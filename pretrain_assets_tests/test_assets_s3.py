@@ -16,5 +16,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[
         yield from open_project(tmp_path_factory.mktemp("s3") / "home", f"{s3.bucket('project')}/prefix", patch)
 
 
+@pytest.mark.slow
 class TestS3Story(PipelineStory):
     """The whole story on S3."""

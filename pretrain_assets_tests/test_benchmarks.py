@@ -85,6 +85,7 @@ def test_memory_is_counted_over_a_process_and_its_workers() -> None:
     assert 200 * MEBIBYTE <= found.peak_pss_bytes <= found.sum_of_peaks_bytes < 400 * MEBIBYTE
 
 
+@pytest.mark.slow
 def test_cases_are_run_in_turn_and_only_their_work_is_timed() -> None:
     order: list[str] = []
     cases = [Case(name=name, function=f"{HERE}:quick", arguments={"name": name}) for name in "ab"]

@@ -118,6 +118,7 @@ def prepared(home: Path) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_two_ingests_at_once_never_share_an_id(home: Path) -> None:
     """Real processes: one wins, the other is refused or comes after it; started again, all documents are there."""
     assert pretrain("ingest", "synthetic:100:1").exit_code == 0
@@ -169,6 +170,7 @@ def readme_commands() -> list[str]:
     return [line for line in lines if line.startswith(".venv/bin/pretrain")]
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a new project, as pasted; with bytes as tokens and one rank, to save time."""
     monkeypatch.setenv("PRETRAIN_TOKENIZER", "byte")

@@ -53,7 +53,7 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
         ({"data.filter.more": "x"}, "there is no group 'filter'."),
         (
             {"nonsense": 1},
-            "Recipe has no setting 'nonsense'. known: name, model, data, train, execution, loader, sample_prompt.",
+            "Recipe has no setting 'nonsense'. Known: name, model, data, train, execution, loader, sample_prompt.",
         ),
         ({"data.seq_len": "128"}, "data.seq_len='128' must be int, not str"),
         ({"data.seq_len": True}, "data.seq_len=True must be int, not bool"),
@@ -149,6 +149,13 @@ def test_published_numbers_of_the_gpt2_recipes() -> None:
     assert small.data.held_out_filter == "NOT is_dup AND score >= 1.0 AND (id % 100 = 0)"
     assert (small.model.n_layer, small.model.n_head, small.model.n_embd) == (12, 12, 768)
     assert (medium.model.n_layer, medium.model.n_head, medium.model.n_embd) == (24, 16, 1024)
+    for recipe in (small, medium):
+        assert recipe.train.global_batch_tokens == 512 * 1024 == recipe.blocks_per_step * recipe.data.seq_len
+        assert (recipe.data.seq_len, recipe.data.num_splits, recipe.data.mixture) == (1024, 128, ())
+    assert (small.train.max_steps, small.train.epochs) == (None, 1)  # 4,636 steps of 2.43 B tokens
+    assert 4_636 * small.train.global_batch_tokens == pytest.approx(2.43e9, rel=1e-3)
+    assert (small.train.learning_rate, medium.train.learning_rate) == (6e-4, 3e-4)
+    assert recipes.num_parameters(small) == 124_475_904 and recipes.num_parameters(medium) == 354_871_296
     assert medium.train.max_steps == 13_351
     assert medium.train.max_steps * medium.train.global_batch_tokens == pytest.approx(7.0e9, rel=1e-3)
 

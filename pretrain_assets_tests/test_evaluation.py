@@ -337,6 +337,16 @@ def test_rows_trained_on_are_counted_and_another_version_is_named(trained: RunSp
     assert asked(trained, "--version", "table@2", "--filter", "id >= 250", "--json")["documents_trained"] == 0
 
 
+@pytest.mark.slow
+def test_an_exported_model_is_judged_as_its_checkpoint(trained: RunSpec, tmp_path: Path) -> None:
+    out = str(tmp_path / "exported")
+    argv = ["--database", trained.database_uri, "export", trained.run_dir, "--out", out]
+    assert CliRunner().invoke(cli, argv, catch_exceptions=False).exit_code == 0
+    ours, theirs = asked(trained, "--json"), asked(replace(trained, run_dir=out), "--json")
+    assert theirs["evaluation"]["loss"] == pytest.approx(ours["evaluation"]["loss"], abs=1e-6)
+    assert {**theirs, "subject": None, "evaluation": None} == {**ours, "subject": None, "evaluation": None}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -391,7 +391,7 @@ def test_equal_checkpoints_give_equal_bytes_and_no_file_names_a_place(
     assert other.digest == made.digest
     for path in Path(made.uri).iterdir():
         assert path.read_bytes() == Path(other.uri, path.name).read_bytes(), path.name
-        for place in (trained[1], trained[0].database_uri, str(tmp_path), os.uname().nodename.encode().decode() + "/"):
+        for place in (trained[1], trained[0].database_uri, str(tmp_path)):
             assert place.encode() not in path.read_bytes(), (path.name, place)
     head = Path(made.uri, "model.safetensors").read_bytes()[8:60]
     assert head.startswith(b'{"__metadata__":{"format":"pt","lineage":')
@@ -511,9 +511,8 @@ def test_the_card_is_one_that_the_hub_can_read(made: Export) -> None:
     assert "library_name: transformers" in front and "license" not in front
     for fact in (made.lineage["pin"], made.lineage["filter"], "tokenized-v1", "not measured", f"{14:,} steps"):
         assert fact in text, fact
-    assert r"| books \| and \| pipes | unknown" in " ".join(text.split(" ")).replace("  ", " ") or "unknown" in text
-    for row in (line for line in text.splitlines() if line.startswith("| books")):
-        assert row.replace(r"\|", "").count("|") == 6
+    (row,) = (line for line in text.splitlines() if line.startswith(r"| books \| and \| pipes"))
+    assert "unknown" in row and row.replace(r"\|", "").count("|") == 6
     assert "attention is plain" not in text
     masked = {**made.lineage, "recipe": {**made.lineage["recipe"], "model": {"document_mask": True}}}
     masked["recipe"]["model"] = {**made.lineage["recipe"]["model"], "document_mask": True}

@@ -136,7 +136,7 @@ def test_every_world_size_and_every_resume_point_give_the_same_blocks(table, win
     assert not torch.equal(whole, stack(make_loader(table), epoch=1)[0][: len(whole)])
     for world_size in (1, 2, 4):
         loaders = [make_loader(table, rank, world_size, settings=settings) for rank in range(world_size)]
-        for cycle in range(0, len(whole) + 1, 1 if world_size < 4 else 5):
+        for cycle in range(0, len(whole) + 1, 1 if world_size == 1 else 5):
             parts = [stack(loader, start_cycle=cycle) for loader in loaders]
             assert torch.equal(torch.cat([p[0] for p in parts], 1), whole[cycle:])
             assert torch.equal(torch.cat([p[1] for p in parts], 1), docs[cycle:])

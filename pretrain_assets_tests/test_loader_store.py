@@ -101,6 +101,7 @@ def test_opened_again_it_holds_what_was_built(tmp_path):
     assert {path.suffix for path in store.folder.iterdir()} == {"", ".lock"}
 
 
+@pytest.mark.slow
 def test_of_six_processes_one_builds_and_the_others_wait(tmp_path):
     processes = [child(tmp_path, "build") for _ in range(6)]
     for process in processes:
@@ -337,6 +338,7 @@ prefetch.mirror(lance.dataset(uri, version=2), ["input_ids", "text"], folder)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_copy_goes_on_where_it_stopped(tmp_path, small, monkeypatch):
     table, folder = str(tmp_path / "corpus.lance"), tmp_path / "copies"
     dataset = history(table).checkout_version(2)

@@ -107,6 +107,7 @@ def test_the_state_counts_what_was_handed_out_and_not_what_was_read_ahead(where,
     assert position_from(CASE.loader(where), stream.state_dict()) == (1, 0)
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_stream_and_states_fit_any_number_of_them(where, epochs):
     """Two epochs, then stops and goes on with 2 -> 0 -> 1 workers."""
     stream = dataset(where)
@@ -166,7 +167,10 @@ def test_a_stateful_dataloader_goes_on_from_every_item(where, epochs, cycles_per
             assert torch.equal(ids(resumed), following)
 
 
-@pytest.mark.parametrize(("workers", "snapshot_every"), [(2, 1), (2, 3), (1, 3)])
+@pytest.mark.parametrize(
+    ("workers", "snapshot_every"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow), (1, 3)],
+)
 def test_a_stateful_dataloader_of_workers_goes_on(where, epochs, workers, snapshot_every):
     settings: dict[str, Any] = WORKERS | {"num_workers": workers, "snapshot_every_n_steps": snapshot_every}
     loader = StatefulDataLoader(dataset(where), **settings)

@@ -399,6 +399,6 @@ def test_pack_sample_writes_the_first_blocks_of_a_recipe(
         "data.filter=true",
     ]
     facts = json.loads(pretrain(*words, "--json").stdout)
-    assert (facts["blocks"], facts["seq_len"], facts["data"]["filter"]) == (20, 128, "true")
+    assert (facts["blocks"], facts["seq_len"], facts["data"]["filter"]) == (20, 128, "id >= 0")
     assert facts["tokenizer"]["name"] == "byte" and facts["dtype"] == "uint16"
     assert "20 blocks of 128 tokens as uint16, 0.0 MB, from tokenized-v" in pretrain(*words).stdout

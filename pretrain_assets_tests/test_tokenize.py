@@ -92,6 +92,7 @@ def test_gpt2_on_all_bundled_documents(bundled: list[str], gpt2: Tokenizer) -> N
     assert np.array_equal(np.diff(offsets), counts)
 
 
+@pytest.mark.slow
 def test_parquet_and_jsonl_zst_of_the_same_documents_give_the_same_tokens(tmp_path: Path) -> None:
     """The whole way of all bundled documents, from two formats; totals as `tokenizers` gives them (ORACLE_SHA256)."""
     table = pq.read_table(DATA / "public_domain_docs.parquet")

@@ -6,7 +6,7 @@ next materialization resumes it from its newest complete checkpoint.
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -21,7 +21,7 @@ from pretrain_assets.config import Recipe, RunSpec, from_dict, override
 from pretrain_assets.errors import CheckpointError, TableError
 from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
-from pretrain_assets.report.plots import line
+from pretrain_assets.report.plots import line, lines
 from pretrain_assets.report.text import mixture_text
 from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.tags import protect_run
@@ -30,6 +30,7 @@ from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.passport import ledger_gaps, missing_fields
 from pretrain_assets.train.spec import make_spec
+from pretrain_assets.train.trackers import check_trackers
 
 # Dagster's own Pipes session calls this preview function of Dagster.
 warnings.filterwarnings("ignore", message="Function `PipesMessageReader.expected_writer_count`")
@@ -58,6 +59,7 @@ def checkpoint(
         tag = record_at(location, pin, "tokenized").tag
         recipe = override(recipes.get(context.partition_key), changes_in(context.op_execution_context.op_config))
         spec = make_spec(location, pin, tag, recipe, launcher.runs())
+        check_trackers(recipe.execution.trackers)
         protect_run(location, pin, spec.run_dir)
         result = train(context, spec, launcher.nproc_per_node)
     return dg.MaterializeResult(
@@ -111,14 +113,15 @@ def _observer(context: dg.AssetExecutionContext, session: dg.PipesSession) -> Ca
 
 
 def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
-    """Metadata of a checkpoint: its data, its losses, its files, and both loss curves."""
-    points = read_metrics(spec.run_dir)
-    losses = [(p["step"], p["loss"]) for p in points if p.get("loss") is not None]
-    validation = [(p["step"], p["val_loss"]) for p in points if p.get("val_loss") is not None]
+    """Metadata of a checkpoint: its data, its losses, its files, and its curves."""
+    records = read_metrics(spec.run_dir)
+    curve = _curves(records)
+    last = {name: value for record in records for name, value in record.items()}
     pin = Pin.parse(spec.pin)
     return {
-        "plot": md(line("training loss", *_columns(losses))),
-        "validation_plot": md(line("validation loss", *_columns(validation))),
+        "plot": md(line("training loss", *curve("loss"))),
+        "validation_plot": md(line("validation loss", *curve("val_loss"))),
+        "training_plots": md(lines({name: curve(key) for name, key in TRAINING_PLOTS.items()})),
         "lance/version": pin.version,
         "lance/tag": spec.tag,
         "lance/table_id": pin.table_id,
@@ -129,6 +132,8 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "steps": result["step"],
         "tokens_seen": result["passport"]["tokens_seen"],
         **{name: round(result[name], 4) for name in LOSSES},
+        **{name: round(last[name], 4) for name in VALIDATION if name in last},
+        "mfu": "n/a" if last.get("mfu") is None else round(last["mfu"], 4),
         "seconds": round(result["seconds"], 1),
         **({"data_wait": round(result["data_wait"], 4)} if result.get("data_wait") is not None else {}),
         "filter": spec.recipe.data.filter,
@@ -139,11 +144,19 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
+def _curves(records: Sequence[dict[str, Any]]) -> Callable[[str], tuple[list[float], list[float]]]:
+    """The steps and values at which the records have a quantity, by its name."""
+
+    def curve(key: str) -> tuple[list[float], list[float]]:
+        found = [record for record in records if record.get(key) is not None]
+        return [record["step"] for record in found], [record[key] for record in found]
+
+    return curve
 
 
+TRAINING_PLOTS = {"learning rate": "lr", "gradient norm": "grad_norm", "tokens/s": "tok_per_s"}
 LOSSES = ("first_loss", "train_loss", "first_val_loss", "val_loss")
+VALIDATION = ("val_perplexity", "val_bits_per_byte")
 CHECKS = {
     "loss_falls": "The validation loss is finite and lower at the end than at the start.",
     "passport_complete": "The passport has every field and names the version that was trained on.",

@@ -145,6 +145,7 @@ def train(
     from pretrain_assets.table.tags import protect_run
     from pretrain_assets.table.versions import find_record
     from pretrain_assets.train.spec import make_spec
+    from pretrain_assets.train.trackers import check_trackers
 
     location = obj["location"]
     record = find_record(location, "tokenized", tag)
@@ -152,6 +153,8 @@ def train(
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
+    if not write_spec:  # another node may have what is missing here
+        check_trackers(resolved.execution.trackers)
     protect_run(location, record.pin, spec.run_dir)
     if write_spec:
         argv = local.torchrun_argv(contract.write_spec(spec), ranks)

@@ -25,6 +25,9 @@ from pretrain_assets.launch.guard import guarded
 GRACE_SECONDS = 60
 """Seconds that a stopped run gets to finish its step and save; torchrun's own 30 are few for large models."""
 
+STOPPED_EARLY = {code for signum in (signal.SIGTERM, signal.SIGINT) for code in (-signum, 128 + signum)}
+"""Codes of a torchrun that was told to stop; without a result, it was before the first step."""
+
 POLL_SECONDS = 0.5
 """Seconds between looks at what a run reports."""
 
@@ -84,6 +87,8 @@ def run_local(
             stop(process)
         cause = json.loads(root_cause.read_text()) if root_cause.exists() else {}
     result = read_result(spec.run_dir)
+    if result is None and code in STOPPED_EARLY:
+        return {"status": "stopped", "run_dir": spec.run_dir}
     if result is None or (code != 0 and result["status"] == "done"):
         return {"status": "failed", "error": _reason(code, cause), "run_dir": spec.run_dir} | (
             cause.get("result") or {}

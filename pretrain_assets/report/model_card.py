@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model, tokenizer = (kind.from_pretrained(".") for kind in (AutoModelForCausalLM, AutoTokenizer))
 prompt = tokenizer({prompt}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50, do_sample=True, top_k=50)[0]))
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens={num_tokens}, do_sample=True, top_k=50)[0]))
 ```
 
 ```sh
@@ -89,7 +89,11 @@ def model_card(lineage: Mapping[str, Any]) -> str:
         f"# {name}, step {lineage['step']:,}",
         f"A GPT-2 language model trained from scratch on version {lineage['version']} of the LanceDB table "
         f"`{lineage['table']}`. It continues text; it was not tuned to follow instructions.",
-        USE.format(prompt=json.dumps(prompt, ensure_ascii=False), shell_prompt=shlex.quote(prompt)),
+        USE.format(
+            prompt=json.dumps(prompt, ensure_ascii=False),
+            shell_prompt=shlex.quote(prompt),
+            num_tokens=min(50, recipe["data"]["seq_len"] // 2),
+        ),
         "## Model",
         _table(["", name], facts),
         *([MASKED] if model["document_mask"] else []),
@@ -121,7 +125,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> list[str]:
     licensed = any("license" in source for source in sources)
     rows = [
         [
-            source["source"],
+            source["source"] or "unknown",
             *([source.get("license") or "unknown"] if licensed else []),
             f"{source['num_rows']:,}",
             f"{source['num_tokens']:,}",
@@ -149,7 +153,8 @@ def _seen(lineage: Mapping[str, Any]) -> str:
     seen = lineage["exposures"]
     documents = [
         ["seen once", f"{seen['seen_once']:,}"],
-        ["seen more than once", f"{seen['seen_more_than_once']:,} (at most {seen['most_times']:,} times)"],
+        ["seen more than once", f"{seen['seen_more_than_once']:,}"],
+        *([["seen most often", f"{seen['most_times']:,} times"]] if seen["most_times"] > 1 else []),
         ["not seen", f"{seen['not_seen']:,}"],
     ]
     total = Counter({line: 0 for line in ("tokens_in", "tokens_repeated", *TOKEN_LINES)})

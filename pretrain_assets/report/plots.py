@@ -7,7 +7,7 @@ is one path; the smallest PNG of matplotlib is twenty times as large.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, BASE = 360, 90, 76
@@ -37,17 +37,35 @@ def line(title: str, xs: Sequence[float], ys: Sequence[float]) -> str:
     """A line chart as a markdown image, thinned to `MAX_POINTS`; first and last values are labelled."""
     if not ys:
         return f"{title}: nothing to plot"
-    keep = sorted({round(i * (len(ys) - 1) / max(1, MAX_POINTS - 1)) for i in range(MAX_POINTS)} & set(range(len(ys))))
-    low, high = min(ys), max(ys)
-    left, span_x, span_y = xs[0], max(xs[-1] - xs[0], 1e-9), max(high - low, 1e-9)
-    points = " ".join(
-        f"{round((xs[i] - left) / span_x * WIDTH)},{round(BASE - 60 * (ys[i] - low) / span_y)}" for i in keep
-    )
     texts = (
         f"<text y='10'>{ys[0]:.3g}</text><text x='{WIDTH}' y='10' text-anchor='end'>{ys[-1]:.3g}</text>"
         f"<text y='88'>{xs[0]:,.0f}</text><text x='{WIDTH}' y='88' text-anchor='end'>{xs[-1]:,.0f}</text>"
     )
-    return _image(title, f"<polyline fill='none' stroke='#47a' stroke-width='2' points='{points}'/>{texts}")
+    path = _path(xs, ys, 0, WIDTH, MAX_POINTS)
+    return _image(title, f"<path fill='none' stroke='#47a' stroke-width='2' d='{path}'/>{texts}")
+
+
+def lines(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    """Small line charts side by side in one markdown image, each with its name, first and last value below it."""
+    shown = {name: curve for name, curve in curves.items() if curve[1]}
+    if not shown:
+        return f"{', '.join(curves)}: nothing to plot"
+    width, body = WIDTH // len(shown), ""
+    for place, (name, (xs, ys)) in enumerate(shown.items()):
+        left = place * width
+        body += (
+            f"<path fill='none' stroke='#47a' d='{_path(xs, ys, left, width - 12, MAX_POINTS // len(shown))}'/>"
+            f"<text x='{left}' y='10'>{escape(name)}</text><text x='{left}' y='88'>{ys[0]:.3g} to {ys[-1]:.3g}</text>"
+        )
+    return _image(", ".join(shown), body)
+
+
+def _path(xs: Sequence[float], ys: Sequence[float], left: int, width: int, num_points: int) -> str:
+    """A thinned line as SVG path data."""
+    keep = sorted({round(i * (len(ys) - 1) / max(1, num_points - 1)) for i in range(num_points)} & set(range(len(ys))))
+    low, span_x, span_y = min(ys), max(xs[-1] - xs[0], 1e-9), max(max(ys) - min(ys), 1e-9)
+    points = [(left + (xs[i] - xs[0]) / span_x * width, BASE - 60 * (ys[i] - low) / span_y) for i in keep]
+    return "M" + " ".join(f"{round(x)},{round(y)}" for x, y in points)
 
 
 def _image(title: str, body: str) -> str:

@@ -111,8 +111,11 @@ def assess(
         setting="--filter",
         tokenizer_place=tokenizer_place,
     )
-    with Progress("evaluating", total=len(held_out.share), unit="blocks") as progress:
-        found = held_out.evaluate(Loaded(subject.model, world), progress=progress.update)
+    length = held_out.plan.seq_len
+    with Progress("evaluating", total=len(held_out.share) * length, unit="tokens") as progress:
+        found = held_out.evaluate(
+            Loaded(subject.model, world), progress=lambda blocks: progress.update(blocks * length)
+        )
     return Assessment(
         subject=subject.name,
         pin=str(pin),
@@ -122,7 +125,7 @@ def assess(
         documents=len(held_out.doc_ids),
         documents_trained=_count_trained(location, subject, held_out.doc_ids),
         blocks_there=held_out.plan.blocks_per_epoch,
-        seq_len=held_out.plan.seq_len,
+        seq_len=length,
         evaluation=found,
     )
 

@@ -35,7 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, *, causal: bool, 
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal and mask is None, dropout_p=dropout)
     from torch.nn.attention.flex_attention import flex_attention
 
-    compute = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+    compute = cast(Any, flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention))
     return cast(Tensor, compute(q, k, v, block_mask=mask))
 
 

@@ -6,6 +6,7 @@ digest that the marker gives. Loading never executes code. Older checkpoints go 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -13,8 +14,8 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,6 +25,9 @@ from pretrain_assets.table.storage import filesystem, is_remote, join
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """What the names of files of weights, and of the optimizer's state, begin with."""
+
+VISIBLE_SECONDS = 60.0
+"""How long a file written on another machine may take to show up in a network file system, whose clients cache."""
 
 _STEP = re.compile(r"^step_(\d{8,})$")
 _log = logging.getLogger(__name__)
@@ -48,13 +52,14 @@ def checkpoint_uri(run_dir: str, step: int) -> str:
 
 def steps(run_dir: str) -> list[int]:
     """Steps that have a folder, complete or not, newest first."""
-    return sorted((int(match[1]) for name, _ in _entries(run_dir) if (match := _STEP.match(name))), reverse=True)
+    found = _list(join(run_dir, CHECKPOINTS_NAME))
+    return sorted((int(match[1]) for name, folder, _ in found if folder and (match := _STEP.match(name))), reverse=True)
 
 
 def newest(run_dir: str) -> int | None:
     """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning."""
-    for name, is_folder in _entries(run_dir, strays=True):
-        if not is_folder or not _STEP.match(name):
+    for name, is_folder, _ in _list(join(run_dir, CHECKPOINTS_NAME)):
+        if name.startswith("step_") and not (is_folder and _STEP.match(name)):
             _log.warning("skipping %s: it is not the folder of a step", join(run_dir, CHECKPOINTS_NAME, name))
     for step in steps(run_dir):
         fault = find_fault(checkpoint_uri(run_dir, step))
@@ -86,7 +91,7 @@ def find_fault(folder: str | Path, *, digests: bool = True) -> str | None:
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> Iterator[Path]:
     """The folder of a checkpoint on local disk; a remote one is fetched for the duration, whole or without moments.
 
@@ -130,9 +135,10 @@ def digest(folder: str | Path) -> str:
 def begin(run_dir: str, step: int) -> None:
     """Take the marker off a broken remote checkpoint that is about to be written anew."""
     uri = checkpoint_uri(run_dir, step)
-    fs, path = filesystem(uri)
-    if is_remote(uri) and fs.exists(f"{path}/{MARKER_NAME}"):
-        fs.rm_file(f"{path}/{MARKER_NAME}")
+    if is_remote(uri):
+        fs, path = filesystem(uri)
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(f"{path}/{MARKER_NAME}")
 
 
 def write_file(run_dir: str, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileFacts:
@@ -161,13 +167,16 @@ def commit(run_dir: str, step: int, files: Mapping[str, FileFacts]) -> None:
     """
     uri = checkpoint_uri(run_dir, step)
     place = _staging(uri)
+    deadline = time.monotonic() + VISIBLE_SECONDS
     sizes = _sizes(place)
-    for name, facts in files.items():
-        if sizes.get(name) != facts["bytes"]:
+    while missing := [name for name in files if sizes.get(name) != files[name]["bytes"]]:
+        if time.monotonic() > deadline:
             raise CheckpointError(
-                f"{name} is not in {place} as seen by the main rank. All machines of a run must share its directory: "
-                "use a shared file system or s3://"
+                f"{missing[0]} is not in {place} as seen by the main rank. All machines of a run must share its "
+                "directory: use a shared file system or s3://"
             )
+        time.sleep(0.5)
+        sizes = _sizes(place)
     fs, path = filesystem(place)
     for name in sizes.keys() - files.keys():  # of a save that was killed
         fs.rm_file(f"{path}/{name}")
@@ -182,9 +191,9 @@ def discard(uri: str) -> None:
     """Remove a checkpoint, its marker first."""
     fs, path = filesystem(uri)
     fs.invalidate_cache()
-    if fs.exists(f"{path}/{MARKER_NAME}"):
+    with contextlib.suppress(FileNotFoundError):
         fs.rm_file(f"{path}/{MARKER_NAME}")
-    if fs.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         fs.rm(path, recursive=True)
 
 
@@ -226,25 +235,20 @@ def _staging(uri: str) -> str:
     return uri if is_remote(uri) else f"{head}/.{name}.tmp"
 
 
-def _entries(run_dir: str, *, strays: bool = False) -> list[tuple[str, bool]]:
-    """Names in the folder of checkpoints that begin with `step_`, and whether it is a folder."""
-    fs, path = filesystem(join(run_dir, CHECKPOINTS_NAME))
-    fs.invalidate_cache()
-    if not fs.exists(path):
-        return []
-    named = [(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] == "directory") for e in fs.ls(path, detail=True)]
-    return [(name, is_folder) for name, is_folder in named if name.startswith("step_") and (is_folder or strays)]
-
-
 def _sizes(uri: str) -> dict[str, int]:
     """Sizes of the files in a folder, by name; the marker left out."""
+    return {name: size for name, is_folder, size in _list(uri) if not is_folder and name != MARKER_NAME}
+
+
+def _list(uri: str) -> list[tuple[str, bool, int]]:
+    """Name, whether it is a folder, and size of everything in a folder; nothing when there is none."""
     fs, path = filesystem(uri)
     fs.invalidate_cache()
-    if not fs.exists(path):
-        return {}
-    files = {e["name"].rsplit("/", 1)[-1]: int(e["size"]) for e in fs.ls(path, detail=True) if e["type"] == "file"}
-    files.pop(MARKER_NAME, None)
-    return files
+    try:
+        found = fs.ls(path, detail=True)
+    except FileNotFoundError:
+        return []
+    return [(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] == "directory", int(e["size"] or 0)) for e in found]
 
 
 def _read_marker(uri: str) -> dict[str, FileFacts] | str:
@@ -259,7 +263,7 @@ def _read_marker(uri: str) -> dict[str, FileFacts] | str:
         }
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"its {MARKER_NAME} marker is damaged"
-    if PASSPORT_NAME not in files or len(files) < 2:
+    if PASSPORT_NAME not in files or len(files) < 2 or any("/" in name for name in files):
         return f"its {MARKER_NAME} marker does not name its files"
     return files
 

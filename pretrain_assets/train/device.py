@@ -74,7 +74,8 @@ def describe(model: ModelConfig, seq_len: int, device: torch.device) -> str:
     kernel = "flex" if model.document_mask and device.type == "cuda" else attention_kernel(model, seq_len, device)
     if device.type != "cuda":
         return f"{device_name(device)}, {torch.get_num_threads()} threads, attention: {kernel}"
-    capability, cudnn = torch.cuda.get_device_capability(device), torch.backends.cudnn.version()
+    capability = torch.cuda.get_device_capability(device)
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     advice = cudnn_advice(capability, cudnn)
     if advice:
         _log.warning("%s", advice)

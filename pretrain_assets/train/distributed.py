@@ -153,7 +153,7 @@ def mortal() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
 
 
 def _num_cores() -> int:

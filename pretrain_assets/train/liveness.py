@@ -55,7 +55,9 @@ def watching(world: World, on_failure: OnFailure) -> Iterator[None]:
     watch = None
     if world.size > 1:
         with mortal():
-            watch = Watch(world, meet(world), on_failure)
+            links = meet(world)
+        world.pulse.at("starting")
+        watch = Watch(world, links, on_failure)
     try:
         yield
     except BaseException as error:
@@ -122,9 +124,8 @@ class Watch:
                 for link in self._links.values():
                     link.send({"pulse": self._world.pulse.now()})
             there = {link.socket: link for link in self._links.values() if not link.closed}
-            if there:
-                for socket in select.select(list(there), [], [], 0.1)[0]:
-                    self._hear(there[socket])
+            for socket in select.select(list(there), [], [], 0.1)[0]:
+                self._hear(there[socket])
             if not self._leaving:
                 self._judge()
             elif all(link.closed or link.left for link in self._links.values()):

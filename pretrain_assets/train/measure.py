@@ -6,11 +6,13 @@ Invariant: every second belongs to exactly one part, so the parts add up to the 
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from pathlib import Path
 
 import torch
+
+STATM = Path("/proc/self/statm")
+"""Linux: sizes of this process in pages, the resident set second."""
 
 PARTS = ("start", "training", "data_wait", "evaluation", "checkpoints", "finish")
 """Parts of a run's time. Waiting for data is no part of training here."""
@@ -44,6 +46,6 @@ def memory_bytes(device: torch.device) -> int:
     """Peak of the memory that tensors took on a CUDA device; for other devices the process's resident set now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "linux":
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    if STATM.exists():
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts bytes, and the peak

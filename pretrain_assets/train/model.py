@@ -120,7 +120,7 @@ class GPT(nn.Module):
         hidden = self._hidden(input_ids, mask, position_ids, None).flatten(0, 1)
         targets = targets_of(input_ids, self.pad_id).flatten()
         if self.chunked_loss:  # the backward pass makes the logits of a chunk again, instead of keeping those of all
-            parts = zip(hidden.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
+            parts = zip(torch.split(hidden, CHUNK_TOKENS), torch.split(targets, CHUNK_TOKENS), strict=True)
             losses = torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts])
         else:
             losses = self._losses(hidden, targets)

@@ -80,7 +80,7 @@ def _drawn(
                 start = window_start(len(ids), model.seq_len)
                 cache = KeyValueCache(model.config.n_layer, model.seq_len)
             unread = torch.tensor([ids[start + cache.length :]], device=device)
-            ids.append(_choose(model.logits(unread, cache)[0, -1], temperature, top_k, generator))
+            ids.append(choose(model.logits(unread, cache)[0, -1], temperature, top_k, generator))
             if ids[-1] == stop_id:
                 return
             yield ids[-1]
@@ -98,7 +98,8 @@ def window_start(num_tokens: int, seq_len: int) -> int:
     return max(0, math.ceil((num_tokens - seq_len) / stride)) * stride
 
 
-def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    """Draw a token from the `top_k` likeliest; logits of shape (vocab_size,). Temperature 0 is the likeliest one."""
     if temperature == 0:
         return int(logits.argmax())
     best, places = logits.double().topk(min(top_k, len(logits)))
@@ -112,7 +113,8 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int], *, after:
     Args:
         decode: Text of ids; bytes that are not UTF-8 are U+FFFD.
         ids: Token ids.
-        after: Ids whose text stands before it and is not repeated: some tokenizers drop a space at the beginning.
+        after: Ids of whole characters whose text stands before it and is not repeated: at the beginning of a text, some
+            tokenizers drop a space.
     """
     known = list(after)
     shown = len(decode(known))

@@ -51,18 +51,14 @@ def restore(folder: Path, engine: Engine) -> None:
     """
     _restore_weights(folder, engine.model)
     parameters = dict(engine.model.named_parameters())
-    values: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
     for name, (shape, dtype) in stored(folder).items():
         owner, _, moment = name.rpartition("|")
-        if moment and owner:
-            weight = parameters.get(owner)
+        if owner:
+            weight = parameters.get(owner)  # whose moments are shared out over the ranks as it is
             like = torch.empty(shape) if weight is None or weight.shape != shape else weight
-            values[name] = torch.zeros_like(like, dtype=dtype)  # shared out over the ranks as its parameter is
-    read_into(folder, values)
-    moments: dict[str, dict[str, Tensor]] = {}
-    for name, value in values.items():
-        owner, _, moment = name.rpartition("|")
-        moments.setdefault(owner, {})[moment] = value
+            moments.setdefault(owner, {})[moment] = torch.zeros_like(like, dtype=dtype)
+    read_into(folder, {f"{owner}|{name}": value for owner, some in moments.items() for name, value in some.items()})
     _restore_generator(moments.pop(_GENERATOR), engine.world.device)
     if moments.keys() != parameters.keys():
         few = ", ".join(sorted(moments.keys() ^ parameters.keys())[:3])

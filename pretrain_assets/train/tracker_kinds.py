@@ -54,7 +54,9 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         files = sorted(str(path) for path in run.folder.glob("events.out.tfevents.*"))
-        self.newest_step = max((event.step for file in files for event in EventFileLoader(file).Load()), default=-1)
+        events = (event for file in files for event in EventFileLoader(file).Load())
+        points = (e.step for e in events if any(v.tag.startswith(("train/", "val/")) for v in e.summary.value))
+        self.newest_step = max(points, default=-1)
         self.where = f"tensorboard --logdir {run.folder}"
         self._settings = {
             name: value if isinstance(value, (int, float)) else str(value) for name, value in run.settings.items()

@@ -27,8 +27,8 @@ from pretrain_assets.train.tracker_kinds import KINDS, TrackedRun
 
 FOLDER = "trackers"
 """Folder of a run in which each tracker has one of its own."""
-CLOSE_SECONDS = 60
-"""Seconds that the end of a run waits for a tracker to finish."""
+CLOSE_SECONDS = 120
+"""Seconds that the end of a run waits for a tracker to finish; on a busy machine MLflow takes 40 to make its file."""
 _TRAIN = ("loss", "lr", "grad_norm", "epoch", "tokens")
 _LEFT_OUT = ("step", "total_steps", "eta_seconds")
 
