@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.gpu_child import GPT2, HostBatch, Report, engine_of, main, pinned, recipe_of, synthetic
 from pretrain_assets.loader.sample import Sample, read_sample
+from pretrain_assets.train.device import attention_kernel, device_name
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.engine import Blocks, Engine
 from pretrain_assets.train.feed import feed
@@ -46,7 +47,7 @@ def speed(
     """Measure on every source in turn, with one engine.
 
     Args:
-        report: Gets `engine`, then each source's numbers.
+        report: Gets the kernel of attention, then each source's numbers; or why it `failed`.
         world: One rank.
         recipe: Name of the recipe.
         micro_batch: Blocks at once.
@@ -72,6 +73,7 @@ def speed(
     per_step = SMOKE_BLOCKS_PER_STEP if smoke else BLOCKS_PER_STEP
     try:
         engine = engine_of(found, world)
+        report("attention", "flex" if document_mask else attention_kernel(found.model, seq_len, world.device))
         for source in sources:
             with contextlib.closing(_batches(source, per_step, seq_len, blocks, document_mask)) as batches:
                 if isinstance(skipped := next(batches), str):
@@ -109,7 +111,7 @@ def _measure(
     _synchronize(device)
     seconds = time.perf_counter() - started
     tokens_per_second = steps * blocks * seq_len / seconds
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = device_name(device)
     numbers = (engine.num_parameters, engine.model.config, seq_len)
     full, causal = flops_per_token(*numbers), causal_flops_per_token(*numbers)
     return {

@@ -31,7 +31,9 @@ def recipe(steps: int) -> Recipe:
         model=ModelConfig(n_layer=4, n_head=4, n_embd=128),
         data=data,
         train=TrainConfig(global_batch_tokens=BLOCKS * SEQ_LEN, max_steps=steps, eval_every=10**6, eval_blocks=4),
-        execution=ExecutionConfig(micro_batch_blocks=4, log_every=max(1, steps // 5), checkpoint_every=steps - 4),
+        execution=ExecutionConfig(
+            micro_batch_blocks=4, log_every=max(1, steps // 5), checkpoint_every=max(2, steps - 4)
+        ),
     )
 
 

@@ -396,7 +396,7 @@ def test_pack_sample_writes_the_first_blocks_of_a_recipe(
         "--out",
         str(tmp_path / "blocks.npy"),
         "--set",
-        "data.filter=true",
+        "data.filter=id >= 0",
     ]
     facts = json.loads(pretrain(*words, "--json").stdout)
     assert (facts["blocks"], facts["seq_len"], facts["data"]["filter"]) == (20, 128, "id >= 0")
