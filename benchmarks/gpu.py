@@ -91,7 +91,6 @@ def smoke_steps(blocks: Path) -> list[Step]:
     return [
         Step(name="ladder", module="gpu_ladder", arguments={"smoke": True}, seconds=100),
         _speed("gpt2_124m", 2, blocks, 100, smoke=True, sources=["synthetic", "packed"]),
-        _speed("gpt2_124m", 2, blocks, 100, smoke=True, compiled=False),
     ]
 
 

@@ -73,7 +73,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -
     raise TimeoutError(f"moto_server did not listen on port {port} within {seconds} s")
 
 
-LONGEST = ("test_train.py", "test_assets.py", "test_assets_s3.py")
+LONGEST = ("test_benchmarks.py", "test_assets.py", "test_loader_equality.py", "test_train.py", "test_checkpoint.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

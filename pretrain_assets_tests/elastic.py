@@ -98,8 +98,11 @@ class Ranks:
         saver.save(step, capture(engine), passport)
         saver.wait()
 
-    def facts(self) -> dict[str, Any]:
-        """Losses of steps 4 and 5, and 6 and 7, undisturbed and loaded from steps 3 and 5; errors of failing saves."""
+    def facts(self, bucket: str) -> dict[str, Any]:
+        """Losses of steps 4 and 5, and 6 and 7, undisturbed and loaded from steps 3 and 5; errors of failing saves.
+
+        Step 7 is also saved in a bucket.
+        """
         ddp = self.engine()
         self.losses(ddp, 1, 2, 3)
         self.save(ddp, 3)
@@ -121,6 +124,7 @@ class Ranks:
         elsewhere = Saver(self.run_dir + ("-elsewhere" if self.world.rank == 2 else ""), self.world, self.execution)
         found["elsewhere"] = self.failure(lambda: self.save(fsdp, 7, elsewhere))
         self.save(fsdp, 7)  # and after all that, saving works
+        self.save(fsdp, 7, Saver(bucket, self.world, self.execution))
         with fsdp.evaluating():
             found["evaluated"] = float(self.world.sum(fsdp.loss(blocks_of(9, self.world))))
         return found
@@ -146,7 +150,7 @@ def main(program: str, *arguments: str) -> int:
         return run_until(read_spec(arguments[0]), int(arguments[1]), Path(arguments[2]))
     torch.manual_seed(0)
     with join_world() as world:
-        facts = Ranks(arguments[0], world).facts()
+        facts = Ranks(arguments[0], world).facts(arguments[1])
         Path(arguments[0], f"facts-{world.rank}.json").write_text(json.dumps(facts))
     return 0
 

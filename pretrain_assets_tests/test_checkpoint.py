@@ -451,8 +451,9 @@ def test_any_number_of_ranks_and_any_sharing_goes_on_with_the_same_data_and_loss
 
 
 @pytest.mark.slow
-def test_four_ranks_load_what_they_saved_bitwise_and_fail_together(tmp_path):
-    assert on_ranks(4, "facts", str(tmp_path)) == 0
+def test_four_ranks_load_what_they_saved_bitwise_and_fail_together(tmp_path, s3):
+    bucket = s3.bucket("four-ranks")
+    assert on_ranks(4, "facts", str(tmp_path), bucket) == 0
     by_rank = [json.loads((tmp_path / f"facts-{rank}.json").read_text()) for rank in range(4)]
     facts = by_rank[0]
     for name in ("ddp from ddp", "fsdp from fsdp"):
@@ -466,4 +467,6 @@ def test_four_ranks_load_what_they_saved_bitwise_and_fail_together(tmp_path):
     assert checkpoint.steps(str(tmp_path)) == [7, 5, 3] and checkpoint.newest(str(tmp_path)) == 7
     with torch.no_grad():
         alone = float(load_model(folder_of(tmp_path, 7))(blocks_of(9).input_ids))
-    assert alone == pytest.approx(facts["evaluated"], abs=1e-3)  # a sum over 212 targets
+    assert alone == pytest.approx(facts["evaluated"], abs=1e-3)  # a sum over 102 targets
+    local, remote = (checkpoint.checkpoint_uri(place, 7) for place in (str(tmp_path), bucket))
+    assert checkpoint.find_fault(remote) is None and checkpoint.digest(remote) == checkpoint.digest(local)

@@ -229,20 +229,21 @@ def test_loading_needs_no_transformers(made: Export, monkeypatch: pytest.MonkeyP
     assert load_exported(Path(made.uri)).model.vocab_size == 257
 
 
-def hugging_face_folder(folder: Path, **changes: Any) -> tuple[Path, Any]:
-    """A GPT-2 that transformers made, with the vocabulary of GPT-2."""
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a GPT-2 that transformers made, with the vocabulary of GPT-2, and the model."""
     import transformers
 
-    shape: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, **changes}
+    folder = tmp_path_factory.mktemp("foreign") / "gpt2"
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=16)).eval()
     model.save_pretrained(folder)
     save_tokenizer(load_tokenizer("gpt2").identity, folder, max_tokens=16)
     return folder, model
 
 
-def test_a_gpt2_of_hugging_face_is_ours_as_well(tmp_path: Path) -> None:
-    folder, theirs = hugging_face_folder(tmp_path / "gpt2")
+def test_a_gpt2_of_hugging_face_is_ours_as_well(foreign: tuple[Path, Any]) -> None:
+    folder, theirs = foreign
     model, tokenizer, lineage = load_exported(folder)
     assert tokenizer == load_tokenizer("gpt2").identity and lineage == {}
     ids = torch.randint(0, 50257, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -250,9 +251,11 @@ def test_a_gpt2_of_hugging_face_is_ours_as_well(tmp_path: Path) -> None:
         torch.testing.assert_close(model.logits(ids), theirs(ids).logits, atol=1e-5, rtol=0)
 
 
-def test_names_without_prefix_causal_masks_and_several_files_are_read(tmp_path: Path) -> None:
+def test_names_without_prefix_causal_masks_and_several_files_are_read(
+    foreign: tuple[Path, Any], tmp_path: Path
+) -> None:
     """As in the first GPT-2 files on the hub."""
-    folder, theirs = hugging_face_folder(tmp_path / "gpt2")
+    folder, theirs = Path(shutil.copytree(foreign[0], tmp_path / "gpt2")), foreign[1]
     old = {
         name.removeprefix("transformer."): value.clone()
         for name, value in theirs.state_dict().items()
@@ -318,14 +321,13 @@ def test_what_cannot_be_loaded_is_refused_by_name(made: Export, tmp_path: Path, 
         load_exported(folder)
 
 
-def test_a_foreign_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
-    folder, _ = hugging_face_folder(tmp_path / "gpt2")
-    for path in (*folder.glob("tokenizer*"), *folder.glob("vocab*"), *folder.glob("merges*")):
-        path.unlink()
-    with pytest.raises(TokenizerError, match=r"no tokenizer.json. Put the"):
-        load_exported(folder)
-    folder, _ = hugging_face_folder(tmp_path / "small", vocab_size=300, bos_token_id=1, eos_token_id=1)
+def test_a_foreign_model_without_its_tokenizer_is_refused(foreign: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(foreign[0], tmp_path / "gpt2"))
+    set_config("vocab_size", 300)(folder)
     with pytest.raises(TokenizerError, match="50,257 ids, the model 300"):
+        load_exported(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json. Put the"):
         load_exported(folder)
 
 
@@ -609,6 +611,7 @@ def test_sample_verb_at_the_edges(trained: tuple[Location, str]) -> None:
         assert words in str(pretrain(trained, "sample", wrong, code=1).exception)
 
 
+@pytest.mark.slow
 def test_the_asset_exports_what_the_checkpoint_s_event_names(
     trained: tuple[Location, str], made: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:

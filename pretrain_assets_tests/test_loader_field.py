@@ -1,7 +1,7 @@
 """FIELD_TESTS 1 to 9 and 12: faults that users of comparable loaders reported, each with the right value in it.
 
 6 is `test_field_6_a_tagged_version_outlives_rewrites_and_clean_up` (test_maintain.py) as well, 5 of whole runs is
-`test_other_data_is_refused_with_every_difference` (test_train.py).
+`test_field_5_other_data_is_refused_with_every_difference_and_both_values` (test_train.py).
 """
 
 from __future__ import annotations

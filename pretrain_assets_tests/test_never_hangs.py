@@ -498,7 +498,7 @@ def test_an_exception_of_rank_1_only_is_shown_once_and_is_the_result(make_spec, 
     code, seconds, printed = drive(spec, "raise", at=3, who=1, folder=tmp_path)
     assert code == 1 and seconds < 20
     result = read_result(spec.run_dir)
-    assert result["error"].endswith("at step 3: KeyError: 'only here'") and result["rank"] == 1
+    assert result["error"].endswith("at step 3: KeyError: 'only here'") and result["rank"] == 1, printed
     assert "in should_stop" in result["traceback"]
     assert printed.count("Traceback") == 1 and printed.count("KeyError: 'only here'") == 1
     assert "ChildFailedError" not in printed and "closed by peer" not in printed
