@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -645,7 +647,7 @@ def test_the_asset_exports_what_the_checkpoint_s_event_names(
 @pytest.mark.optional
 @pytest.mark.slow
 def test_lm_eval_runs_on_it_offline(made: Export, tmp_path: Path) -> None:
-    lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval: pip install lm_eval==0.4.13")
+    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install 'lm_eval[hf]==0.4.13'")
     (tmp_path / "items.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]))
     task = {
         "task": "tiny",
@@ -658,11 +660,13 @@ def test_lm_eval_runs_on_it_offline(made: Export, tmp_path: Path) -> None:
         "metric_list": [{"metric": "bits_per_byte"}],
     }
     (tmp_path / "tiny.yaml").write_text(json.dumps(task))
-    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
-    found = lm_eval.simple_evaluate(
-        model="hf", model_args={"pretrained": made.uri}, tasks=["tiny"], task_manager=manager, device="cpu"
-    )
-    assert 0 < found["results"]["tiny"]["bits_per_byte,none"] < 9
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={made.uri}"]
+    command += ["--tasks", "tiny", "--include_path", str(tmp_path), "--device", "cpu", "--output_path", str(tmp_path)]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (results,) = tmp_path.rglob("results_*.json")
+    assert 0 < json.loads(results.read_text())["results"]["tiny"]["bits_per_byte,none"] < 9
 
 
 def test_the_weights_that_are_written_are_all_of_the_model() -> None:

@@ -158,7 +158,6 @@ def test_the_exception_of_one_rank_ends_ranks_that_wait_and_is_told_once(monkeyp
 
 
 def test_the_cause_counts_not_the_closed_connection_that_others_notice(monkeypatch, capsys):
-    monkeypatch.setattr(liveness, "GRACE_SECONDS", 1.5)
     noticed = threading.Event()
 
     def notice(_: World) -> None:

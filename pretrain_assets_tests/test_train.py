@@ -316,7 +316,7 @@ def test_sigterm_saves_exits_75_and_resumes_and_needs_no_orchestrator(make_spec)
     process.terminate()
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert "dagster-pipes is missing" in printed and "step 2/1000000 | loss" in printed
+    assert "dagster-pipes is missing" in printed and "step       2/1000000 | loss" in printed
     result = read_result(spec.run_dir)
     assert result["status"] == "stopped" and checkpoint.newest(spec.run_dir) == result["step"]
     assert run(override_spec(spec, train__max_steps=result["step"] + 2)) == 0

@@ -27,11 +27,12 @@ from pretrain_assets.train.distributed import World, end_process, hang_seconds, 
 from pretrain_assets.train.failure import Failure, died, hung
 from pretrain_assets.train.links import Link, meet
 
-GRACE_SECONDS = 0.5
-"""After a first failure, others may still turn out to have come before it: a closed connection is noticed by many."""
+GRACE_SECONDS, ECHO_SECONDS = 0.5, 5.0
+"""After a first failure, others may still turn out to have come before it: for longer where all that is known may be an
+echo, such as the closed connection of a collective."""
 
-VERDICT_SECONDS = 10.0
-"""How long a rank that failed waits to hear which failure counts."""
+VERDICT_SECONDS = 30.0
+"""How long a rank that failed waits to hear which failure counts, and the main rank for the others' goodbyes."""
 
 SHOWN, FRAMES = 4, 12
 """Ranks that show where they hang, and how many calls each."""
@@ -147,8 +148,11 @@ class Watch:
         """Once something was found, and others had time to say that they came first, end the job."""
         if not self._found:
             self._found += hung(self._world, self._links, self._limit)
-            self._found_at = time.monotonic()
-        elif self._cause is None and time.monotonic() - self._found_at >= GRACE_SECONDS:
+        if not self._found or self._cause:
+            return
+        self._found_at = self._found_at or time.monotonic()
+        only_echoes = all(failure.is_echo for failure in self._found)
+        if time.monotonic() - self._found_at >= (ECHO_SECONDS if only_echoes else GRACE_SECONDS):
             self._conclude(min(self._found, key=lambda failure: failure.is_echo))
 
     def _conclude(self, cause: Failure) -> None:
