@@ -49,7 +49,7 @@ class TestUserInterface:
     def test_a_browser_shows_the_graph_versions_rows_and_plots(self, project: Project, ui_port: int) -> None:
         with browser_page(ui_port) as page:
             page.goto("/asset-groups")
-            for name in ("ingested", "deduped", "tokenized", "checkpoint", "index"):
+            for name in ("ingested", "deduped", "tokenized", "checkpoint", "export", "index"):
                 page.get_by_text(name, exact=True).last.wait_for()
             screenshot(page, "asset-graph")
             for key, name in ((TOKENIZED, "tokenized"), (CHECKPOINT, "checkpoint")):

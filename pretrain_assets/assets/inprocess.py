@@ -22,6 +22,7 @@ def run_job(name: str, *, partition: str | None = None) -> None:
         PretrainError: a step failed; the message is the step's own.
     """
     os.environ.setdefault("DAGSTER_HOME", str(home()))
+    home().mkdir(parents=True, exist_ok=True)
     with dg.DagsterInstance.get() as instance:
         job = build_defs().resolve_job_def(name)
         result = job.execute_in_process(
