@@ -25,7 +25,10 @@ QUERY = "marriage"
 NEXT = (
     ("make ui", "the asset graph, versions and loss curves of this very run, in the browser"),
     (".venv/bin/pretrain lineage", "from the checkpoint back to the files, with every tag"),
-    ('.venv/bin/pretrain sample --prompt "MARRIAGE, n."', "more of what it learned; `pretrain evaluate` judges it by source"),
+    (
+        '.venv/bin/pretrain sample --prompt "MARRIAGE, n."',
+        "more of what it learned; `pretrain evaluate` judges it by source",
+    ),
     (".venv/bin/pretrain export", "a Hugging Face folder, with a model card of exactly the data it saw"),
     (
         ".venv/bin/pretrain train demo --set train.max_steps=40 \\\n"

@@ -58,7 +58,7 @@ def test_stages_by_hand_tell_what_they_did(home: Path) -> None:
     lines = pretrain("versions").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["v1", "v2", "v3", "v4"] and "by hand" in lines[-1]
     argv = shlex.split(pretrain("train", "demo", *EVERY_ROW, "--set", "train.max_steps=3", "--write-spec").stdout)
-    assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"] and argv[-3:-1] == [
+    assert argv[:3] == [sys.executable, "-m", "pretrain_assets.launch.elastic"] and argv[-3:-1] == [
         "-m",
         "pretrain_assets.train",
     ]

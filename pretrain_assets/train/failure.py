@@ -80,8 +80,8 @@ def died(link: Link) -> Failure:
     """The rank at the other end ended without a goodbye."""
     return Failure(
         rank=link.rank,
-        message=f"{link.name} ended without a word, last known to be {link.beat.place} at step {link.beat.step}: it was "
-        "killed (by the kernel when memory is short: `dmesg | tail`), crashed, or its machine was lost",
+        message=f"{link.name} ended without a word, last known to be {link.beat.place} at step {link.beat.step}: it "
+        "was killed (by the kernel when memory is short: `dmesg | tail`), crashed, or its machine was lost",
         kind="RankDied",
         stuck=[],
     )
