@@ -89,14 +89,15 @@ def ledger_gaps(passport: Mapping[str, Any]) -> list[str]:
 
 
 def check_identity(spec: RunSpec, passport: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Refuse to resume a checkpoint with other data, another order or another model than it was trained with.
+    """Refuse to resume a checkpoint with other data, another order, model or optimizer than it was trained with.
 
     Raises:
         DataIdentityError: lists every field that differs with both values.
     """
+    had, asks = passport["recipe"], to_dict(spec.recipe)
     check_same(
-        {**passport["identity"], "model": passport["recipe"]["model"]},
-        {**spec.identity, "model": to_dict(spec.recipe.model)},
+        {**passport["identity"], "model": had["model"], "optimizer": had["train"]["optimizer"]},
+        {**spec.identity, "model": asks["model"], "optimizer": asks["train"]["optimizer"]},
         between=("checkpoint", "this run"),
         sentence=f"Checkpoint {checkpoint} cannot be resumed by this run",
         remedy="Give the run the checkpoint's settings to resume it, or another run_dir to start afresh.",
