@@ -87,13 +87,17 @@ def get(name: str) -> Recipe:
     return RECIPES[name]()
 
 
+VOCABULARY_MULTIPLE = 128
+"""A model's embedding has a multiple of so many rows: 50,304 for GPT-2."""
+
+
 def num_parameters(recipe: Recipe, vocab_size: int = 50_257) -> int:
-    """Weights of a recipe's model: the tied embedding (rows padded to a multiple of 128), positions and layers.
+    """Weights of a recipe's model: the tied embedding with its padding, positions and layers.
 
     Each layer has 12 d^2 weights in its four matrices and 13 d in their biases and the two norms.
     """
     model, width = recipe.model, recipe.model.n_embd
-    rows = -(-vocab_size // 128) * 128 + recipe.data.seq_len
+    rows = vocab_size + -vocab_size % VOCABULARY_MULTIPLE + recipe.data.seq_len
     return rows * width + model.n_layer * (12 * width + 13) * width + 2 * width
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from pretrain_assets.config import Recipe, from_dict
+from pretrain_assets.recipes import VOCABULARY_MULTIPLE, num_parameters
 from pretrain_assets.report.text import mixture_text
 
 SHOWN_SOURCES = 20
@@ -76,6 +78,7 @@ def model_card(lineage: Mapping[str, Any]) -> str:
     name, prompt = recipe["name"], recipe["sample_prompt"]
     facts = [
         ["architecture", f"GPT-2: {model['n_layer']} layers, {model['n_head']} heads, width {model['n_embd']}"],
+        ["parameters", f"{_num_parameters(lineage):,}"],
         ["context", f"{recipe['data']['seq_len']:,} tokens"],
         ["tokenizer", f"{lineage['tokenizer']['name']}, {lineage['tokenizer']['vocab_size']:,} tokens"],
         ["weights", lineage["dtype"]],
@@ -107,6 +110,12 @@ def model_card(lineage: Mapping[str, Any]) -> str:
         f"```json\n{json.dumps(_recipe(recipe), indent=1, ensure_ascii=False)}\n```",
     ]
     return FRONT + "\n" + "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _num_parameters(lineage: Mapping[str, Any]) -> int:
+    """As exported: the vocabulary without padding, the tied head once."""
+    recipe, vocab_size = from_dict(Recipe, lineage["recipe"]), int(lineage["tokenizer"]["vocab_size"])
+    return num_parameters(recipe, vocab_size) - -vocab_size % VOCABULARY_MULTIPLE * recipe.model.n_embd
 
 
 def _data(lineage: Mapping[str, Any]) -> str:

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pretrain_assets.config import ModelConfig, TokenizerIdentity
+from pretrain_assets.recipes import VOCABULARY_MULTIPLE
 from pretrain_assets.train.attention import KeyValueCache, Mask, attend
-
-VOCABULARY_MULTIPLE = 128
-"""The embedding's rows are a multiple of this: 50,304 for GPT-2."""
 
 CHUNK_TOKENS = 4096
 """Positions whose logits stand in memory at once where the loss is computed in chunks: 0.8 GB as float32 for GPT-2."""
