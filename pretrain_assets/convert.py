@@ -71,6 +71,13 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"{dotted!r}: there is no group {part!r}.{hint}")
             target = target[part]
+        if last not in target and not path:
+            inside = {name: group for group, v in target.items() if isinstance(v, dict) for name in v}
+            near = difflib.get_close_matches(last, inside, n=1)
+            if near:
+                raise ConfigError(
+                    f"{type(config).__name__} has no setting {last!r}. Did you mean {f'{inside[near[0]]}.{near[0]}'!r}?"
+                )
         target[last] = value
     return from_dict(type(config), values)
 
@@ -91,6 +98,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}={value!r} is not one of {', '.join(map(repr, choices))}")
         return value
     if origin is tuple:
+        if isinstance(value, str) and typing.get_origin(typing.get_args(hint)[0]) is Literal:  # `a,b`, as people write
+            value = [word.strip() for word in value.split(",") if word.strip()]
         if not isinstance(value, (list, tuple)):
             hint = "; check the quotes and brackets of its JSON" if isinstance(value, str) else ""
             raise ConfigError(f"{where}={value!r} must be a list{hint}")

@@ -52,6 +52,14 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
         ({"name.filter": "x"}, "there is no group 'name'."),
         ({"data.filter.more": "x"}, "there is no group 'filter'."),
         (
+            {"maxsteps": 1},
+            "Recipe has no setting 'maxsteps'. Did you mean 'train.max_steps'?",
+        ),
+        (
+            {"execution.trackers": "tensorbord, wandb"},
+            "execution.trackers[0]='tensorbord' is not one of 'tensorboard', 'wandb', 'mlflow', 'trackio'",
+        ),
+        (
             {"nonsense": 1},
             "Recipe has no setting 'nonsense'. Known: name, model, data, train, execution, loader, sample_prompt.",
         ),

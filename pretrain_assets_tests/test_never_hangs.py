@@ -317,6 +317,44 @@ def test_a_step_that_is_not_finite_stops_the_run_with_its_documents(make_spec, m
     assert result["error"] == str(caught.value) and result["is_mistake"] and result["rank"] == 0
 
 
+def test_a_model_that_its_last_step_ruined_is_neither_saved_nor_sampled(make_spec):
+    """The loss of the step is finite: it is from before the update."""
+    changes = {"learning_rate": 1e30, "min_learning_rate": 1e30, "warmup_steps": 0, "max_steps": 1}
+    spec = make_spec(**{f"train__{name}": value for name, value in changes.items()})
+    with pytest.raises(DivergenceError, match="validation loss after step 1 is not finite"):
+        run(spec)
+    assert checkpoint.steps(spec.run_dir) == [] and read_result(spec.run_dir)["is_mistake"]
+
+
+def test_weights_too_large_to_compute_with_are_not_saved(make_spec):
+    spec = make_spec(train__max_steps=3, execution__checkpoint_every=2, train__eval_every=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "is_sound", lambda self: False)
+        with pytest.raises(DivergenceError, match="weights after step 2 are not finite, or too large"):
+            run(spec)
+    assert checkpoint.steps(spec.run_dir) == []
+    recipe, world = spec.recipe, World(rank=0, size=1, local_size=1, device=torch.device("cpu"), control=None)
+    engine = Engine(recipe, spec.tokenizer, world)
+    assert engine.is_sound()
+    with torch.no_grad():
+        engine.model.norm.weight[0] = 1e30
+    assert not engine.is_sound()
+
+
+def test_a_second_request_to_stop_does_not_cut_the_saving_short():
+    """The launcher is asked again while its run saves; it waits for it to end all the same."""
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), sys.exit(75)));"
+        "print(flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    process.stdout.readline()
+    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    local.stop(process)
+    assert process.poll() == 75
+    process.stdout.close()
+
+
 def test_a_spike_between_two_log_lines_is_recorded_and_warned_of(make_spec, monkeypatch, caplog):
     spoil(monkeypatch, 38, lambda loss: loss + 9, lambda norm: norm)
     spec = make_spec(

@@ -55,7 +55,20 @@ def test_runs_are_compared_newest_first(tmp_path: Path) -> None:
     assert (first.recipe, first.pin, first.tag, first.run_dir) == ("tiny", "table@1", "tokenized-v1", done)
     assert (first.train_loss, first.val_loss, first.tok_per_s) == (6.5, 7.5, 290.0)
     lines = [line.split() for line in runs_text(found, now=1e9).splitlines()]
-    assert lines[2] == ["a", "tokenized-v1", "done", "30/1,200", "6.5000", "7.5000", "290", "10", "s", "ago"]
+    assert lines[2] == [
+        "a",
+        "tokenized-v1",
+        "done",
+        "30/1,200",
+        "6.5000",
+        "7.5000",
+        "(step",
+        "20)",
+        "290",
+        "10",
+        "s",
+        "ago",
+    ]
     assert lines[3][-3:] == ["5", "min", "ago"] and lines[4][-3:] == ["1", "d", "ago"]
     assert lines[4][3:7] == ["0/n/a", "n/a", "n/a", "n/a"]
     assert list_runs(runs)[1].status == "unfinished"

@@ -53,11 +53,15 @@ def sample(
     CHECKPOINT: folder of a run, checkpoint or exported model, or a recipe's name [the newest run]. What was said more
     than half a context ago may be forgotten.
     """
-    from pretrain_assets.train.sampling import pieces, stream
+    from pretrain_assets.train.sampling import pieces, stream, window_start
 
     settings = {"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k}
     model, codec, facts = _load(checkpoint, obj["runs"], tokenizer)
     asked, end = [int(token) for token in codec.encode_batch([prompt])[0]], codec.identity.eos_id
+    read = len(asked) - window_start(len(asked), model.seq_len)
+    if read < len(asked):
+        message = f"the prompt has {len(asked):,} tokens, and the context of this model {model.seq_len:,}"
+        click.echo(f"warning: {message}: it reads the last {read:,}", err=True)
     samples = []
     if not json_output:
         click.echo(f"{facts['model']} ({facts['pin'] or 'pin unknown'})")
@@ -73,7 +77,19 @@ def sample(
             click.echo(piece, nl=False)
         click.echo()
     if json_output:
-        click.echo(json.dumps({**facts, "prompt": prompt, **settings, "samples": samples}, indent=2))
+        click.echo(
+            json.dumps(
+                {
+                    **facts,
+                    "prompt": prompt,
+                    "prompt_tokens": len(asked),
+                    "prompt_tokens_read": read,
+                    **settings,
+                    "samples": samples,
+                },
+                indent=2,
+            )
+        )
 
 
 @click.command()

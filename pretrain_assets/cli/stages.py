@@ -148,8 +148,8 @@ def train(
     from pretrain_assets.train.trackers import check_trackers
 
     location = obj["location"]
-    record = find_record(location, "tokenized", tag)
     resolved = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
+    record = find_record(location, "tokenized", tag)
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
@@ -169,7 +169,8 @@ def train(
         at = f" at step {result['step']}" if "step" in result else ""
         click.echo(f"{result['status']}{at}: {result.get('error', 'on request')}", err=True)
         if not result.get("is_mistake"):
-            click.echo(f"The same command again goes on from the newest checkpoint in {spec.run_dir}.", err=True)
+            some = "the newest checkpoint" if "step" in result else "its newest checkpoint, if there is one,"
+            click.echo(f"The same command again goes on from {some} in {spec.run_dir}.", err=True)
         sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
     if json_output:
         click.echo(json.dumps(result, indent=2))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from pretrain_assets.errors import ConfigError
 from pretrain_assets.launch.contract import clear_unfinished_result, finished_result, read_result, write_spec
 from pretrain_assets.launch.elastic import ROOT_CAUSE_ENV
 from pretrain_assets.launch.guard import guarded
+
+_log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60
 """Seconds that a stopped run gets to finish its step and save; torchrun's own 30 are few for large models."""
@@ -80,6 +84,7 @@ def run_local(
     with tempfile.TemporaryDirectory(prefix="pretrain-launch-") as folder:
         root_cause = Path(folder, "root_cause.json")
         environment = {**_defaults(nproc), **os.environ, **(env or {}), ROOT_CAUSE_ENV: str(root_cause)}
+        _log.info("starting %d ranks in %s", nproc, spec.run_dir)
         process = subprocess.Popen(argv, env=environment, start_new_session=True)
         try:
             code = _wait(process, while_running)
@@ -130,11 +135,16 @@ def stop(process: subprocess.Popen[Any]) -> None:
     """End a guarded torchrun: SIGTERM, time to save, then SIGKILL, upon which the kernel kills its ranks."""
     if process.poll() is not None:
         return
+    _log.info("stopping: the ranks finish their step and save (%d seconds at most)", GRACE_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(GRACE_SECONDS + 5)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    deadline = time.monotonic() + GRACE_SECONDS + 5
+    while process.poll() is None:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        except BaseException:  # a second Ctrl-C or SIGTERM; nothing may be left behind, nor lost by haste
+            _log.info("still saving: leave it the %.0f seconds it has", max(0.0, deadline - time.monotonic()))

@@ -64,7 +64,7 @@ def write_sample(loader: BlockLoader, path: str | Path, num_blocks: int) -> Samp
     target.parent.mkdir(parents=True, exist_ok=True)
     _replace(target, lambda temporary: np.save(temporary, blocks.astype(kind), allow_pickle=False))
     text = json.dumps(facts, indent=2) + "\n"
-    _replace(target.with_suffix(".json"), lambda temporary: temporary.write_text(text))
+    _replace(_facts_of(target), lambda temporary: temporary.write_text(text))
     return read_sample(target)
 
 
@@ -77,7 +77,7 @@ def read_sample(path: str | Path) -> Sample:
     target = Path(path)
     try:
         blocks = np.load(target, mmap_mode="r", allow_pickle=False)
-        facts = json.loads(target.with_suffix(".json").read_text())
+        facts = json.loads(_facts_of(target).read_text())
         if blocks.shape != (facts["blocks"], facts["seq_len"]):
             raise ValueError(f"it has the shape {blocks.shape}, and {facts['blocks']} x {facts['seq_len']} is expected")
     except (OSError, ValueError, KeyError) as error:
@@ -90,5 +90,13 @@ def read_sample(path: str | Path) -> Sample:
 def _replace(target: Path, write: Callable[[Path], Any]) -> None:
     """Write a file whole or not at all."""
     temporary = target.with_name(f".{target.stem}.tmp{target.suffix}")
-    write(temporary)
-    os.replace(temporary, target)
+    try:
+        write(temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _facts_of(target: Path) -> Path:
+    """Where the facts of a file of blocks lie."""
+    return target.with_name(f"{target.name}.json")

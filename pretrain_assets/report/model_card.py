@@ -47,7 +47,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens={num_tokens}, do_
 pretrain sample . --prompt {shell_prompt}
 ```
 
-Both read this folder (`.`) and nothing from the network.
+Both read this folder (`.`) and nothing from the network. A prompt and its continuation have at most {context} tokens.
 """
 
 MASKED = """\
@@ -82,9 +82,9 @@ def model_card(lineage: Mapping[str, Any]) -> str:
         ["context", f"{recipe['data']['seq_len']:,} tokens"],
         ["tokenizer", f"{lineage['tokenizer']['name']}, {lineage['tokenizer']['vocab_size']:,} tokens"],
         ["weights", lineage["dtype"]],
-        ["trained", f"{lineage['step']:,} steps, {lineage['tokens_seen']:,} tokens, {_epochs(len(lineage['ledger']))}"],
+        ["trained", _trained(lineage)],
         ["training loss", f"{lineage['train_loss']:.4f}"],
-        ["held-out loss", f"{lineage['val_loss']:.4f} (perplexity {math.exp(lineage['val_loss']):,.2f})"],
+        ["held-out loss", _held_out_loss(lineage)],
         ["contamination", lineage["contamination"]],
         ["checkpoint", f"{lineage['checkpoint']}, pretrain_assets {lineage['code_version']}"],
     ]
@@ -96,6 +96,7 @@ def model_card(lineage: Mapping[str, Any]) -> str:
             prompt=json.dumps(prompt, ensure_ascii=False),
             shell_prompt=shlex.quote(prompt),
             num_tokens=min(50, recipe["data"]["seq_len"] // 2),
+            context=f"{recipe['data']['seq_len']:,}",
         ),
         "## Model",
         _table(["", name], facts),
@@ -116,6 +117,18 @@ def _num_parameters(lineage: Mapping[str, Any]) -> int:
     """As exported: the vocabulary without padding, the tied head once."""
     recipe, vocab_size = from_dict(Recipe, lineage["recipe"]), int(lineage["tokenizer"]["vocab_size"])
     return num_parameters(recipe, vocab_size) - -vocab_size % VOCABULARY_MULTIPLE * recipe.model.n_embd
+
+
+def _trained(lineage: Mapping[str, Any]) -> str:
+    step, total = lineage["step"], lineage["total_steps"]
+    steps = f"{step:,} steps" if step == total else f"{step:,} of {total:,} steps"
+    return f"{steps}, {lineage['tokens_seen']:,} tokens, {_epochs(len(lineage['ledger']))}"
+
+
+def _held_out_loss(lineage: Mapping[str, Any]) -> str:
+    loss, at = lineage["val_loss"], lineage["val_loss_step"]
+    earlier = f", measured at step {at:,}" if at != lineage["step"] else ""
+    return f"{loss:.4f} (perplexity {math.exp(loss):,.2f}){earlier}"
 
 
 def _data(lineage: Mapping[str, Any]) -> str:

@@ -42,7 +42,8 @@ def runs_text(runs: Sequence[Run], now: float | None = None) -> str:
             run.status,
             f"{run.step:,}/{_shown(run.total_steps, ',')}",
             _shown(run.train_loss, ".4f"),
-            _shown(run.val_loss, ".4f"),
+            _shown(run.val_loss, ".4f")
+            + (f" (step {run.val_loss_step:,})" if run.val_loss_step not in (None, run.step) else ""),
             _shown(run.tok_per_s, ",.0f"),
             _ago(now - run.changed_at),
         )

@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
-from pretrain_assets.launch.contract import EXIT_FAILED, read_spec
+from pretrain_assets.launch.contract import EXIT_FAILED, EXIT_STOPPED, read_spec
 from pretrain_assets.launch.guard import die_with_parent
 
 
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
         die_with_parent(signal.SIGKILL)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+        signal.signal(signum, lambda *_: stop.set() if _has_met() else os._exit(EXIT_STOPPED))
     rank = int(os.environ.get("RANK", 0))
     level = logging.INFO if rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
@@ -41,6 +42,12 @@ def main(arguments: list[str]) -> int:
         failure.record()
         print(failure.text, file=sys.stderr)
         return EXIT_FAILED
+
+
+def _has_met() -> bool:
+    """Whether all ranks are there: before, there is nothing to save, and a wait for others that did not come."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return int(os.environ.get("WORLD_SIZE", 1)) == 1 or bool(distributed and distributed.is_initialized())
 
 
 if __name__ == "__main__":

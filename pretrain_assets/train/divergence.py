@@ -6,7 +6,6 @@ Invariant: all ranks find the same words, and a table that cannot be read never 
 from __future__ import annotations
 
 import logging
-import math
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import DivergenceError
@@ -15,7 +14,6 @@ from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.storage import Location
-from pretrain_assets.train.spikes import Point
 
 NAMED = 5
 """Documents named in the error; the command that it gives lists them all."""
@@ -23,16 +21,22 @@ NAMED = 5
 _log = logging.getLogger(__name__)
 
 
-def divergence(spec: RunSpec, schedule: Schedule, point: Point, saved: int) -> DivergenceError:
-    """The error that stops a run at a step, with the first documents of its batch; `saved` is the newest checkpoint."""
-    ids = list(dict.fromkeys(exposure.doc_id for exposure in documents(schedule, point.step)))
+def divergence(spec: RunSpec, schedule: Schedule, step: int, saved: int, what: str) -> DivergenceError:
+    """The error that stops a run at a step, with the first documents of its batch.
+
+    Args:
+        spec: The run.
+        schedule: Its steps.
+        step: The step, from 1.
+        saved: Step of the newest checkpoint; 0 for none.
+        what: What is wrong, without a full stop.
+    """
+    ids = list(dict.fromkeys(exposure.doc_id for exposure in documents(schedule, step)))
     sources = _sources(spec, ids[:NAMED])
     named = ", ".join(f"{i} ({sources[i]})" if i in sources else str(i) for i in ids[:NAMED])
     more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    what = "gradient norm" if math.isfinite(point.loss) else "loss"
     return DivergenceError(
-        f"The {what} of step {point.step} is not finite (loss {point.loss:.4g}, gradient norm {point.norm:.4g}). "
-        f"The step trained on documents {named}{more}; `{seen_command(spec, point.step)}` shows them. "
+        f"{what}. The step trained on documents {named}{more}; `{seen_command(spec, step)}` shows them. "
         f"Nothing after {f'the checkpoint of step {saved}' if saved else 'the start'} was saved; lower "
         "train.learning_rate or train.grad_clip, train for longer warm-up, or leave the documents out with "
         "data.filter, and start again."

@@ -94,6 +94,10 @@ class Engine:
             optimizer.zero_grad()
         return self.world.sum(total) / count, norm
 
+    def is_sound(self) -> bool:
+        """Whether the sum of the squares of all weights is finite; waits for the device. All ranks ask together."""
+        return bool(torch.isfinite(whole(torch.nn.utils.get_total_norm([p.detach() for p in self.model.parameters()]))))
+
     def loss(self, blocks: Blocks, *, per_token: bool = False) -> Tensor:
         """Summed cross entropy of blocks, or that of every target, (blocks, seq_len); in bfloat16 on CUDA."""
         mask = positions = None

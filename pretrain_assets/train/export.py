@@ -135,6 +135,7 @@ def _write(folder: Path, source: Path, lineage: Mapping[str, Any], card: str, to
     dtype = lineage["dtype"]
     weights = {name: value.to(getattr(torch, dtype)) for name, value in to_theirs(model).items()}
     save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt", LINEAGE_KEY: canonical_json(lineage)})
+    (folder / WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode)  # the library lets nobody else read it
     _sort_header(folder / WEIGHTS_NAME)
     for name, values in (
         (CONFIG_NAME, to_config(model, tokenizer, dtype)),

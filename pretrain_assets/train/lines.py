@@ -29,8 +29,8 @@ def opening(
         "device": f"{device_name}, {_count(ranks, 'rank')}" + (f" ({execution.parallel})" if ranks > 1 else ""),
         "step": f"{train.global_batch_tokens:,} tokens = {_count(ranks, 'rank')} x {_count(blocks, 'block')} (at most "
         f"{execution.micro_batch_blocks:,} at once) x {data.seq_len:,} tokens",
-        "run": f"{total_steps:,} steps, {total_steps / epoch_steps:.3g} epochs of {epoch_steps:,}, "
-        f"{total_steps * train.global_batch_tokens:,} tokens" + (f"; {step:,} steps are done" if step else ""),
+        "run": f"{_count(total_steps, 'step')}, {total_steps / epoch_steps:.3g} epochs of {epoch_steps:,}, "
+        f"{total_steps * train.global_batch_tokens:,} tokens" + (f"; {_count(step, 'step')} done" if step else ""),
         "data": f"{spec.tag} ({spec.pin}), {data.filter}",
         "saved": f"every {execution.checkpoint_every:,} steps, {kept}, in {spec.run_dir}",
         "MFU": describe(num_parameters, model, data.seq_len, device_name, ranks),
@@ -70,13 +70,13 @@ def closing(result: Mapping[str, Any]) -> str:
     """How a run ended, what it took, and where the time went."""
     if result["status"] == "failed":
         return f"failed after {duration(result['seconds'])}"
-    losses = f"loss {_loss(result.get('train_loss'))} | val loss {_loss(result.get('val_loss'))}"
+    losses = f"{_loss(result, 'loss', 'train_loss')} | {_loss(result, 'val loss', 'val_loss')}"
     line = f"{result['status']} at step {result['step']} | {losses} | {duration(result['seconds'])}"
     parts = result.get("seconds_by_part")
     if not parts:
         return line
     shares = ", ".join(f"{name.replace('_', '-')} {seconds / result['seconds']:.1%}" for name, seconds in parts.items())
-    return f"{line}\ngoodput {result['goodput_tok_per_s'] / 1e3:,.1f}k tok/s of all wall time: {shares}"
+    return f"{line}\ngoodput {_rate(result['goodput_tok_per_s'])} tok/s of all wall time: {shares}"
 
 
 def spike_line(spike: Spike, command: str) -> str:
@@ -96,9 +96,17 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second / 1e3:,.1f}k" if tokens_per_second >= 1e3 else f"{tokens_per_second:.0f}"
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _loss(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4f}"
+def _loss(result: Mapping[str, Any], name: str, key: str) -> str:
+    """A loss, and its step where that is not the last one."""
+    if result.get(key) is None:
+        return f"{name} n/a"
+    at = result.get(f"{key}_step", result["step"])
+    return f"{name} {result[key]:.4f}" + (f" (at step {at})" if at != result["step"] else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from pretrain_assets.config import RunSpec
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import ConfigError, DivergenceError
 from pretrain_assets.loader.parts import describe_mixture
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import Batch, BlockLoader
@@ -100,7 +101,7 @@ class Trainer:
             PretrainError: the loss is no longer finite.
             CheckpointError: a checkpoint cannot be written.
         """
-        self._metrics, self._saved = metrics, self.step
+        self._metrics, self._saved, self._began = metrics, self.step, self.step
         pulse = self.world.pulse
         self._announce()
         if self.step == 0:
@@ -131,8 +132,13 @@ class Trainer:
     def passport(self) -> dict[str, Any]:
         """The passport of the current step, on the main rank."""
         assert self._metrics is not None
-        losses = {"train_loss": self._metrics.last("loss"), "val_loss": self._metrics.last("val_loss")}
-        return make_passport(self.spec, self.schedule, step=self.step, total_steps=self.total_steps, losses=losses)
+        return make_passport(
+            self.spec,
+            self.schedule,
+            step=self.step,
+            total_steps=self.total_steps,
+            losses=self._metrics.last_losses(),
+        )
 
     def _batches(self) -> Generator[Batch, None, None]:
         """The batch of every step from the next one on, in host memory."""
@@ -163,7 +169,7 @@ class Trainer:
             last or self.step % every == 0
             for every in (self.execution.log_every, self.config.eval_every, self.execution.checkpoint_every)
         )
-        if reporting or self.step == 1:
+        if reporting or stopping or self.step == self._began + 1:
             self._log()
         elif evaluating or saving:
             self._check_finite()  # waits for the device, so that what follows is timed alone
@@ -211,7 +217,10 @@ class Trainer:
         self._logged = (self.step, self.clock.stepping, self.clock.seconds["data_wait"])
 
     def _evaluate(self) -> None:
-        self._report({"step": self.step, **self.held_out.evaluate(self.engine).metrics()})
+        found = self.held_out.evaluate(self.engine)
+        if self.step and not math.isfinite(found.loss):
+            raise self._diverged(self.step, f"The validation loss after step {self.step} is not finite")
+        self._report({"step": self.step, **found.metrics()})
 
     def _report(self, record: Record) -> None:
         record["total_steps"] = self.total_steps
@@ -224,6 +233,9 @@ class Trainer:
         """Save the current step, unless it is saved already."""
         self._check_finite()
         if self._saved != self.step:
+            if not self.engine.is_sound():
+                what = f"The weights after step {self.step} are not finite, or too large to compute with"
+                raise self._diverged(self.step, what)
             self.saver.save(self.step, capture(self.engine), self.passport() if self.world.is_main else None)
             self._saved = self.step
 
@@ -236,9 +248,14 @@ class Trainer:
         points = self._curve.look()
         for point in points:
             if not point.is_finite:
-                raise divergence(self.spec, self.schedule, point, self._saved)
+                what = "gradient norm" if math.isfinite(point.loss) else "loss"
+                numbers = f"(loss {point.loss:.4g}, gradient norm {point.norm:.4g})"
+                raise self._diverged(point.step, f"The {what} of step {point.step} is not finite {numbers}")
             self._last = point
         self._jumps += self._spikes.find(points)
+
+    def _diverged(self, step: int, what: str) -> DivergenceError:
+        return divergence(self.spec, self.schedule, step, self._saved, what)
 
     def _announce(self) -> None:
         if self.world.is_main:

@@ -41,7 +41,11 @@ class MetricsLog:
 
     def last(self, key: str) -> float | None:
         """The newest record's value of a quantity."""
-        return next((record[key] for record in reversed(self.records) if key in record), None)
+        return last(self.records, key)[0]
+
+    def last_losses(self) -> dict[str, float | int | None]:
+        """The newest training and validation loss, each with the step that it was measured at."""
+        return last_losses(self.records)
 
     def _rewrite(self) -> None:
         write_file(self._uri, "".join(json.dumps(record) + "\n" for record in self.records).encode())
@@ -51,6 +55,22 @@ def read_metrics(run_dir: str) -> list[Record]:
     """Records of a run, oldest first; a last line cut off by a kill is left out."""
     lines = (read_file(join(run_dir, METRICS_NAME)) or b"").decode().split("\n")
     return [json.loads(line) for line in lines[:-1]]
+
+
+def last(records: Sequence[Record], key: str) -> tuple[Any, int | None]:
+    """The newest value of a quantity and its step; None and None without any."""
+    return next(((record[key], record["step"]) for record in reversed(records) if key in record), (None, None))
+
+
+def last_losses(records: Sequence[Record]) -> dict[str, float | int | None]:
+    """`train_loss` and `val_loss`, and as `train_loss_step` and `val_loss_step` where they were measured."""
+    (train_loss, train_step), (val_loss, val_step) = last(records, "loss"), last(records, "val_loss")
+    return {
+        "train_loss": train_loss,
+        "train_loss_step": train_step,
+        "val_loss": val_loss,
+        "val_loss_step": val_step,
+    }
 
 
 def data_wait(records: Sequence[Record]) -> float | None:

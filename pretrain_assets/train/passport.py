@@ -18,7 +18,7 @@ from pretrain_assets.table.lineage import Pin
 FIELDS = (
     *("identity", "plan", "pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "seed"),
     *("num_splits", "seq_len", "global_batch_tokens", "epoch", "step", "tokens_seen", "budget", "ledger"),
-    *("train_loss", "val_loss", "recipe", "code_version"),
+    *("train_loss", "train_loss_step", "val_loss", "val_loss_step", "recipe", "code_version"),
 )
 """Every passport has these, none of them null."""
 
@@ -28,7 +28,8 @@ def make_passport(
 ) -> dict[str, Any]:
     """The passport of a checkpoint after `step` of `total_steps` steps.
 
-    `ledger` has one entry per epoch entered; `plan` (digest) and `budget` are those of the last step's epoch.
+    `losses` are the newest ones, with the steps that they were measured at (`metrics.last_losses`); `ledger` has one
+    entry per epoch entered; `plan` (digest) and `budget` are those of the last step's epoch.
     """
     pin, recipe = Pin.parse(spec.pin), to_dict(spec.recipe)
     epoch = schedule.locate(max(step, 1))[0]
@@ -56,8 +57,7 @@ def make_passport(
             "total_steps": total_steps,
         },
         "ledger": ledger,
-        "train_loss": losses.get("train_loss"),
-        "val_loss": losses.get("val_loss"),
+        **losses,
         "recipe": recipe,
         "code_version": __version__,
     }

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 PASSPORT_FIELDS = (
     *("pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "recipe"),
-    *("step", "tokens_seen", "ledger", "train_loss", "val_loss", "code_version"),
+    *("step", "tokens_seen", "ledger", "train_loss", "val_loss", "val_loss_step", "code_version"),
 )
 """What is taken over from the passport as it stands."""
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 """Of all exporting: another one where the same checkpoint gives other files."""
 MAX_SOURCES = 100
 """Sources that are named, those with the most tokens; the others are added up."""
@@ -35,8 +35,9 @@ NOT_MEASURED = "not measured"
 def provenance(location: Location, passport: Mapping[str, Any], checkpoint_digest: str) -> dict[str, Any]:
     """The facts, as plain JSON values.
 
-    Beside the fields of the passport: `table` (name), `checkpoint` (digest), `sources` (rows and tokens of the training
-    rows at the pin), `exposures` (how many documents were seen once, more than once, never) and `contamination`.
+    Beside the fields of the passport: `total_steps` of the run, `table` (name), `checkpoint` (digest), `sources` (rows
+    and tokens of the training rows at the pin), `exposures` (how many documents were seen once, more than once, never)
+    and `contamination`.
 
     Raises:
         TableError: the table is another one, or the pinned version is gone.
@@ -44,6 +45,7 @@ def provenance(location: Location, passport: Mapping[str, Any], checkpoint_diges
     recipe, pin = from_dict(Recipe, passport["recipe"]), Pin.parse(passport["pin"])
     return {
         **{name: passport[name] for name in PASSPORT_FIELDS},
+        "total_steps": passport["budget"]["total_steps"],
         "table": location.table_name,
         "checkpoint": checkpoint_digest,
         "sources": sources(open_pin(location, pin), recipe.data),

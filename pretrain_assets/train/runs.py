@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.launch.contract import METRICS_NAME, RUN_NAME, read_result, read_spec
 from pretrain_assets.table.storage import filesystem, join
 from pretrain_assets.train.lock import is_held
-from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.metrics import last, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class Run:
     """Newest training loss."""
     val_loss: float | None
     """Newest validation loss."""
+    val_loss_step: int | None
+    """Step that it was measured at."""
     tok_per_s: float | None
     """Tokens per second over all ranks, the median of its records."""
     changed_at: float
@@ -64,6 +66,7 @@ def _read(run_dir: str) -> Run | None:
     records, result = read_metrics(run_dir), read_result(run_dir)
     fs, path = filesystem(run_dir)
     written = [f"{path}/{name}" for name in (METRICS_NAME, RUN_NAME)]
+    val_loss, val_loss_step = last(records, "val_loss")
     speeds = [record["tok_per_s"] for record in records if "tok_per_s" in record]
     return Run(
         name=run_dir.rsplit("/", 1)[-1],
@@ -74,12 +77,9 @@ def _read(run_dir: str) -> Run | None:
         status=result["status"] if result else "training" if is_held(run_dir) else "unfinished",
         step=records[-1]["step"] if records else 0,
         total_steps=records[-1].get("total_steps") if records else None,
-        train_loss=_last(records, "loss"),
-        val_loss=_last(records, "val_loss"),
+        train_loss=last(records, "loss")[0],
+        val_loss=val_loss,
+        val_loss_step=val_loss_step,
         tok_per_s=statistics.median(speeds) if speeds else None,
         changed_at=next(fs.modified(file).timestamp() for file in written if fs.exists(file)),
     )
-
-
-def _last(records: list[dict[str, Any]], key: str) -> float | None:
-    return next((record[key] for record in reversed(records) if key in record), None)
