@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 
 from pretrain_assets.config import ExecutionConfig, RunSpec, override, to_dict
-from pretrain_assets.errors import CheckpointError
+from pretrain_assets.errors import CheckpointError, ConfigError
 from pretrain_assets.forensics.checkpoints import find_checkpoint
-from pretrain_assets.launch.contract import read_result, write_spec
+from pretrain_assets.launch.contract import finished_result, read_result, write_result, write_spec
 from pretrain_assets.train import checkpoint, loop
 from pretrain_assets.train.engine import Engine
 from pretrain_assets.train.run import run
@@ -249,12 +249,97 @@ FACTS = {"bytes": 1, "sha256": ""}
 
 @pytest.mark.parametrize(
     "damage",
-    ["[]", "{}", '{"passport.json": {}}', "\xff", json.dumps({"passport.json": FACTS, "../../x": FACTS})],
+    [
+        *["[]", "{}", '{"passport.json": {}}', "\xff", json.dumps({"passport.json": FACTS, "../../x": FACTS})],
+        *['{"passport.json": {"bytes": 1e999, "sha256": ""}}', "[" * 100_000],
+    ],
+    ids=lambda damage: damage[:40],
 )
 def test_a_damaged_marker_is_no_marker(tmp_path, damage):
     folder = save_tiny(tmp_path, 2)
     (folder / "COMPLETE").write_text(damage, encoding="latin-1")
     assert "marker" in checkpoint.find_fault(folder) and checkpoint.newest(str(tmp_path)) is None
+
+
+def test_a_folder_is_no_marker_and_is_replaced(tmp_path):
+    folder = save_tiny(tmp_path, 2)
+    (folder / "COMPLETE").unlink()
+    (folder / "COMPLETE" / "more").mkdir(parents=True)
+    assert "no COMPLETE marker" in checkpoint.find_fault(folder) and checkpoint.newest(str(tmp_path)) is None
+    save_tiny(tmp_path, 2)
+    assert checkpoint.newest(str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("passport", ['["a list"]', "null", "{"])
+def test_a_checkpoint_whose_passport_is_no_object_is_skipped(passport, tmp_path):
+    save_tiny(tmp_path, 1)
+    facts = {
+        name: checkpoint.write_file(str(tmp_path), 2, name, [text.encode()])
+        for name, text in {"passport.json": passport, "model-1.safetensors": "weights"}.items()
+    }
+    checkpoint.commit(str(tmp_path), 2, facts)
+    assert "is not a JSON object" in checkpoint.find_fault(folder_of(tmp_path, 2))
+    assert checkpoint.newest(str(tmp_path)) == 1
+
+
+def test_only_files_that_the_marker_names_are_read(tmp_path):
+    folder = save_tiny(tmp_path, 1)
+    (folder / "._model-00001-of-00001.safetensors").write_text("what a Mac leaves beside a file")
+    found = {"w": torch.zeros(100_000)}
+    assert checkpoint.newest(str(tmp_path)) == 1 and stored(folder).keys() == {"w"}
+    read_into(folder, found)
+    assert torch.equal(found["w"], torch.arange(100_000.0) + 1)
+    (folder / "model-00001-of-00001.safetensors").write_text("damaged since")
+    with pytest.raises(CheckpointError, match=r"step_00000001 cannot be read: .*header"):
+        stored(folder)
+
+
+def test_a_link_to_a_checkpoint_counts_and_pruning_removes_only_the_link(tmp_path):
+    folder = save_tiny(tmp_path / "elsewhere", 1)
+    folder_of(tmp_path, 1).parent.mkdir()
+    folder_of(tmp_path, 1).symlink_to(folder)
+    assert checkpoint.newest(str(tmp_path)) == 1
+    save_tiny(tmp_path, 2, keep_last=1)
+    assert checkpoint.steps(str(tmp_path)) == [2] and not folder_of(tmp_path, 1).is_symlink()
+    assert checkpoint.newest(str(tmp_path / "elsewhere")) == 1
+
+
+@pytest.mark.parametrize("name", ["step_00000012", ".step_00000012.tmp"])
+def test_a_file_in_the_way_of_a_checkpoint_is_said_before_training(name, make_spec):
+    spec = make_spec()
+    stray = folder_of(spec.run_dir, 12).with_name(name)
+    stray.parent.mkdir(parents=True)
+    stray.write_text("")
+    with pytest.raises(ConfigError, match=f"{name} is in the way of a checkpoint"):
+        run(spec)
+    assert losses(spec.run_dir) == {"loss": [], "val_loss": []} and stray.exists()
+
+
+@pytest.mark.parametrize("step", ["²", "1" * 5000, "abc"], ids=lambda step: step[:3])
+def test_what_names_no_step_is_refused(step, tmp_path):
+    with pytest.raises(CheckpointError, match="is not the folder of a step"):
+        find_checkpoint(f"{tmp_path}/run/checkpoints/step_{step}", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"'none://run.* cannot be opened"):
+        find_checkpoint("none://run", str(tmp_path))
+
+
+def test_a_damaged_result_or_a_checkpoint_of_other_sizes_is_not_done(undisturbed, make_spec):
+    spec = make_spec()
+    shutil.copytree(undisturbed.run_dir, spec.run_dir)
+    result = read_result(spec.run_dir)
+    assert finished_result(spec) == result
+    damages = ({"step": "18"}, {"step": None}, {"passport": None}, {"passport": {**result["passport"], "recipe": []}})
+    for damage in ({"status": "fine"}, {"checkpoint": None}, *damages):
+        write_result(spec.run_dir, result | damage)
+        assert finished_result(spec) is None
+    write_result(spec.run_dir, {"status": "done"})
+    assert finished_result(spec) is None
+    Path(spec.run_dir, "result.json").write_text("[" * 100_000)
+    assert finished_result(spec) is None
+    write_result(spec.run_dir, result)
+    with (folder_of(spec.run_dir, 18) / "model-00001-of-00001.safetensors").open("ab") as handle:
+        handle.write(b"x")
+    assert finished_result(spec) is None
 
 
 def test_a_resumed_run_skips_a_truncated_checkpoint(undisturbed, make_spec, caplog):

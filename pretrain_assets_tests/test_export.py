@@ -28,7 +28,7 @@ from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.cli import cli
 from pretrain_assets.config import ModelConfig, TokenizerIdentity
 from pretrain_assets.definitions import build_defs
-from pretrain_assets.errors import CheckpointError, TableError, TokenizerError
+from pretrain_assets.errors import CheckpointError, ConfigError, TableError, TokenizerError
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.loader.exposure import exposures, times_seen
 from pretrain_assets.loader.planner import Planner
@@ -39,7 +39,7 @@ from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import identified
 from pretrain_assets.tokenize import load_tokenizer
 from pretrain_assets.tokenize.pretrained import identify, save_tokenizer, tokenizer_of
-from pretrain_assets.train import checkpoint
+from pretrain_assets.train import checkpoint, state
 from pretrain_assets.train import export as exporting
 from pretrain_assets.train.agreement import logits_match
 from pretrain_assets.train.export import Export, default_uri, export
@@ -285,13 +285,18 @@ def set_config(name: str, value: Any) -> Spoil:
     return spoil
 
 
-def change_weights(change: Callable[[dict[str, Tensor]], object]) -> Spoil:
+def index_of(folder: Path) -> Path:
+    return folder / "model.safetensors.index.json"
+
+
+def change_weights(change: Callable[[dict[str, Tensor]], object] | None, **said: str) -> Spoil:
     def spoil(folder: Path) -> None:
         path = folder / "model.safetensors"
         with safe_open(path, framework="pt") as file:
             tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-        change(tensors)
-        save_file(tensors, path, metadata=metadata)
+        if change:
+            change(tensors)
+        save_file(tensors, path, metadata={**metadata, **said})
 
     return spoil
 
@@ -308,8 +313,27 @@ def change_weights(change: Callable[[dict[str, Tensor]], object]) -> Spoil:
         (set_config("activation_function", "relu"), "activation_function='relu'"),
         (set_config("scale_attn_by_inverse_layer_idx", True), "scale_attn_by_inverse_layer_idx=True"),
         (set_config("n_inner", 7), "n_inner=7"),
-        (set_config("n_layer", 2), r"missing: transformer\.h\.1\."),
-        (set_config("n_positions", 99), "wpe.weight has the shape"),
+        (set_config("n_layer", 2), r"n_layer=2.*its lineage.*n_layer=1"),
+        (set_config("n_head", 4), r"n_head=4.*its lineage.*n_head=2"),
+        (set_config("n_positions", 99), "of 99 positions, its lineage"),
+        (set_config("n_positions", "32"), "config.json has n_positions='32'"),
+        (set_config("n_embd", None), "config.json does not say n_embd"),
+        (set_config("n_layer", True), "config.json has n_layer=True"),
+        (set_config("n_head", 0), "config.json has n_head=0"),
+        (set_config("n_head", 5), "config.json describes no model: n_embd=32"),
+        (set_config("resid_pdrop", "none"), "config.json describes no model: resid_pdrop='none'"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "config.json is damaged.*object"),
+        (lambda folder: index_of(folder).write_text("{}"), "index.json is damaged"),
+        (lambda folder: index_of(folder).write_text('{"weight_map": {"a": "../x.safetensors"}}'), "index.json is dam"),
+        (change_weights(None, lineage="[]"), "lineage in its safetensors"),
+        (change_weights(None, lineage='{"pin": 3}'), "lineage in its safetensors"),
+        (change_weights(None, lineage="{"), "lineage in its safetensors"),
+        (
+            change_weights(lambda w: w.update({"transformer.ln_f.bias": torch.ones(32).int()})),
+            "has the type torch.int32",
+        ),
+        (change_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(9, 32)})), "wpe.weight has the sh"),
+        (change_weights(lambda w: w.pop("transformer.h.0.ln_1.bias")), r"missing: transformer\.h\.0\."),
         (set_config("vocab_size", 200), "vocab_size=200, its lineage a tokenizer of 257"),
         (change_weights(lambda w: w.pop("transformer.ln_f.bias")), "missing: transformer.ln_f.bias"),
         (change_weights(lambda w: w.update(more=torch.zeros(1))), "unknown: transformer.more"),
@@ -319,7 +343,32 @@ def change_weights(change: Callable[[dict[str, Tensor]], object]) -> Spoil:
 def test_what_cannot_be_loaded_is_refused_by_name(made: Export, tmp_path: Path, spoil: Spoil, words: str) -> None:
     folder = Path(shutil.copytree(made.uri, tmp_path / "model"))
     spoil(folder)
+    (folder / "export.json").unlink()  # without which the files must speak for themselves
     with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        load_exported(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", None),
+        ("config.json", None),
+        ("tokenizer.json", None),
+        ("export.json", b'{"checkpoint": "", "dtype": "", "digest": "", "files": 3}'),
+        ("export.json", b'{"checkpoint": "", "dtype": "", "digest": "", "files": {"config.json": 3}}'),
+        ("export.json", b"["),
+    ],
+)
+def test_a_file_that_is_not_as_it_was_exported_is_refused(
+    made: Export, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    folder = Path(shutil.copytree(made.uri, tmp_path / "model"))
+    (folder / "README.md").write_text("for people, who may rewrite it")
+    assert load_exported(folder).lineage == made.lineage
+    data = bytearray((folder / name).read_bytes())
+    data[-2] ^= 1
+    (folder / name).write_bytes(data if content is None else content)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged.*Export or copy it again"):
         load_exported(folder)
 
 
@@ -328,6 +377,10 @@ def test_a_foreign_model_without_its_tokenizer_is_refused(foreign: tuple[Path, A
     set_config("vocab_size", 300)(folder)
     with pytest.raises(TokenizerError, match="50,257 ids, the model 300"):
         load_exported(folder)
+    for content in ("{", "[]", '{"model": 3}'):
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(TokenizerError, match=r"tokenizer.json is damaged"):
+            load_exported(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"no tokenizer.json. Put the"):
         load_exported(folder)
@@ -417,6 +470,53 @@ def test_something_else_in_the_place_is_refused_without_overwrite(
     assert (folder / "chapter-1.txt").read_text() == "years of work"
     assert export_to(trained, folder, overwrite=True).changed
     assert not (folder / "chapter-1.txt").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["thesis"]
+
+
+def test_no_run_is_ever_replaced(trained: tuple[Location, str], tmp_path: Path) -> None:
+    run_dir = Path(trained[1])
+    places = [run_dir, run_dir.parent, checkpoint_of(trained), run_dir / "run.json"]
+    places += [run_dir / "checkpoints", run_dir / "checkpoints" / "mine"]
+    (tmp_path / "link").symlink_to(run_dir / "checkpoints")
+    for place in [*places, tmp_path / "link" / "step_00000007"]:
+        with pytest.raises(CheckpointError, match=r"which no export replaces.*--out"):
+            export_to(trained, place, overwrite=True)
+    (tmp_path / "checkpoints").mkdir()  # of no run
+    assert export_to(trained, tmp_path / "checkpoints" / "demo").changed
+    assert checkpoint.find_fault(checkpoint_of(trained)) is None
+
+
+def test_what_a_killed_export_set_aside_comes_back(trained: tuple[Location, str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export_to(trained, folder)
+    before = state_of(folder)
+    left, foreign = tmp_path / ".model.export-abcd_123", [tmp_path / ".model.tmp", tmp_path / ".model.export-12345678"]
+    left.mkdir()
+    folder.rename(left / "old")
+    for other in foreign:
+        (other / "theirs").mkdir(parents=True)
+    with exporting._staging(str(folder)) as at_work:
+        assert not export_to(trained, folder).changed
+        assert state_of(folder) == before and not left.exists() and at_work.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([folder, *foreign])
+
+
+@pytest.mark.parametrize("verb", ["sample", "export", "evaluate"])
+def test_a_model_that_has_diverged_is_refused(
+    trained: tuple[Location, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    model = load_model(checkpoint_of(trained))
+    with torch.no_grad():
+        model.norm.bias[3] = float("nan")
+    for module in (exporting, state):
+        monkeypatch.setattr(module, "load_model", lambda folder: model)
+    options = ["--out", str(tmp_path / "model")] if verb == "export" else []
+    assert "it has diverged" in str(pretrain(trained, verb, *options, code=1).exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_that_is_no_text_is_refused(trained: tuple[Location, str]) -> None:
+    found = pretrain(trained, "sample", "--prompt", "a\udcff", code=1).exception
+    assert isinstance(found, ConfigError) and "is not UTF-8" in str(found)
 
 
 def test_an_export_that_fails_leaves_nothing_and_an_older_one_as_it_was(

@@ -84,6 +84,20 @@ def test_the_verb_prints_a_table_or_json(tmp_path: Path) -> None:
     assert [(run["name"], run["val_loss"]) for run in json.loads(said("--json"))] == [("one", 7.5)]
 
 
+def test_damaged_files_of_one_run_do_not_hide_the_others(tmp_path: Path) -> None:
+    runs = str(tmp_path)
+    write_run(runs, "good", RECORDS)
+    damaged = Path(write_run(runs, "damaged", RECORDS[:3]))
+    with (damaged / METRICS_NAME).open("ab") as handle:
+        handle.write(b'\0\0\n\n[1]\n{"step": 25}\n{"step": 30, "lo')
+    (damaged / "result.json").write_text('{"status": ["done"]}')
+    Path(write_run(runs, "binary", []), "run.json").write_bytes(b"\xff\0")
+    found = {run.name: run for run in list_runs(runs)}
+    assert found.keys() == {"good", "damaged"}
+    run = found["damaged"]
+    assert (run.status, run.step, run.train_loss, run.val_loss, run.tok_per_s) == ("unfinished", 25, 7.0, 9.0, 200.0)
+
+
 def test_recipes_are_listed_with_their_size() -> None:
     lines = CliRunner().invoke(cli, ["recipes"]).stdout.splitlines()
     assert "124.5 M" in lines[3] and "524,288" in lines[3] and "13,351 steps" in lines[4]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretrain_assets.config import ModelConfig
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import CheckpointError, ConfigError
 from pretrain_assets.train.model import GPT
 from pretrain_assets.train.sampling import choose, generate, pieces, stream, window_start
 from pretrain_assets_tests.runs import EOS, TOKENIZER, VOCAB
@@ -126,6 +126,16 @@ def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> Non
     settings = {"prompt": [1], "num_tokens": 1, **wrong}
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))}="):
         generate(model_of(), **settings)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_is_refused(temperature: float, value: float) -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.norm.bias[0] = value
+    with pytest.raises(CheckpointError, match="diverged"):
+        generate(model, [1], num_tokens=1, temperature=temperature)
 
 
 def decode(ids: Any) -> str:

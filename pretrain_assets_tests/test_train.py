@@ -15,19 +15,22 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lance
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from pretrain_assets.cli import cli
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError, DataIdentityError, FilterError, PretrainError, TableError
 from pretrain_assets.launch.contract import read_result, read_spec, write_spec
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.train import checkpoint, distributed
 from pretrain_assets.train.lock import sole_writer
-from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.metrics import data_wait, read_metrics, speed_per_rank
 from pretrain_assets.train.passport import missing_fields
 from pretrain_assets.train.reporting import open_reporters
 from pretrain_assets.train.run import run
@@ -109,6 +112,58 @@ def test_two_ranks_equal_one(undisturbed, on_two_ranks):
     assert same["status"] == "done" and same["total_steps"] == result["total_steps"]
     for name in set(result["passport"]) - different:
         assert same["passport"][name] == result["passport"][name], name
+
+
+def test_lost_metrics_leave_the_losses_of_the_checkpoint(undisturbed, make_spec):
+    spec, (whole, result) = make_spec(), undisturbed
+    shutil.copytree(whole.run_dir, spec.run_dir)
+    for name in ("metrics.jsonl", "result.json"):
+        Path(spec.run_dir, name).unlink()
+    assert run(spec) == 0
+    again = read_result(spec.run_dir)
+    assert {name: again[name] for name in again if name.startswith(("train_", "val_"))} == {
+        name: result[name] for name in ("train_loss", "train_loss_step", "val_loss", "val_loss_step")
+    }
+    assert again["first_loss"] is None and again["data_wait"] is None
+
+
+def test_the_verb_prints_a_run_without_losses(make_spec, monkeypatch):
+    spec = make_spec()
+    result = {"status": "done", "val_loss": None, "data_wait": None, "checkpoint": "there"}
+    record = SimpleNamespace(pin=spec.pin, tag=spec.tag)
+    monkeypatch.setattr("pretrain_assets.table.versions.find_record", lambda *_: record)
+    monkeypatch.setattr("pretrain_assets.train.spec.make_spec", lambda *_: spec)
+    monkeypatch.setattr("pretrain_assets.table.tags.protect_run", lambda *_: None)
+    monkeypatch.setattr("pretrain_assets.launch.local.run_local", lambda *_: result)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    said = CliRunner().invoke(cli, ["train", "demo", "--nproc", "1"], catch_exceptions=False).stdout
+    assert said == "done: validation loss n/a, data-wait unknown, checkpoint there\n"
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_with_one_warning(make_spec, caplog):
+    spec = make_spec(train__max_steps=2)
+    assert run(spec, after(1)) == 75
+    path = Path(spec.run_dir, "metrics.jsonl")
+    good = path.read_bytes().splitlines()
+    strange = [good[0][:20], b"\0" * 40, b"", b'{"loss": 1.0}', b'{"step": "1"}', b"[1]", b"[" * 100_000, b"\xff"]
+    sparse = [b'{"step": 1, "seconds": 1.0, "ranks": 2}']
+    path.write_bytes(b"\n".join([good[0], *strange, *good[1:], *sparse, "{é".encode()[:-1]]))
+    before = [json.loads(line) for line in (*good, *sparse)]
+    assert read_metrics(spec.run_dir) == before
+    assert [record.getMessage() for record in caplog.records if "metrics.jsonl" in record.getMessage()] == [
+        f"{path}: left out what is not the record of a step, in lines 2, 3, 4, 5, 6, 7, 8, 9"
+    ]
+    assert data_wait(before) == data_wait(before[:-1]) and speed_per_rank(before) == speed_per_rank(before[:-1])
+    assert run(spec) == 0
+    assert read_metrics(spec.run_dir)[: len(before)] == before
+    assert b"\0" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\0", b"[" * 100_000, b"", b"[1]"], ids=lambda text: repr(text[:3]))
+def test_a_damaged_run_file_is_said(text, tmp_path):
+    (tmp_path / "run.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"run.json is not JSON|must be a mapping"):
+        read_spec(str(tmp_path / "run.json"))
 
 
 def test_stopped_and_resumed_equals_undisturbed_bitwise(undisturbed, make_spec):

@@ -131,7 +131,7 @@ def run_metadata(spec: RunSpec, result: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": dg.MetadataValue.path(result["checkpoint"]),
         "steps": result["step"],
         "tokens_seen": result["passport"]["tokens_seen"],
-        **{name: round(result[name], 4) for name in LOSSES},
+        **{name: round(result[name], 4) for name in LOSSES if result[name] is not None},
         **{name: round(last[name], 4) for name in VALIDATION if name in last},
         "mfu": "n/a" if last.get("mfu") is None else round(last["mfu"], 4),
         "seconds": round(result["seconds"], 1),
@@ -190,7 +190,7 @@ def checkpoint_checks(context: dg.AssetCheckExecutionContext, corpus: CorpusReso
 
 
 def _loss_falls(metadata: dict[str, Any]) -> Finding:
-    first, last = float(metadata["first_val_loss"]), float(metadata["val_loss"])
+    first, last = (float(metadata.get(name, "nan")) for name in ("first_val_loss", "val_loss"))  # metrics may be lost
     return Finding(
         name="loss_falls",
         passed=last < first,  # false for NaN as well

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pretrain_assets.cli.common import as_json
+from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
     from pretrain_assets.tokenize import Tokenizer
@@ -55,6 +56,10 @@ def sample(
     """
     from pretrain_assets.train.sampling import pieces, stream, window_start
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"--prompt {prompt!r} is not UTF-8 text: {error.reason}. Give it in UTF-8.") from error
     settings = {"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k}
     model, codec, facts = _load(checkpoint, obj["runs"], tokenizer)
     asked, end = [int(token) for token in codec.encode_batch([prompt])[0]], codec.identity.eos_id

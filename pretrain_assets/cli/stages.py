@@ -175,8 +175,8 @@ def train(
     if json_output:
         click.echo(json.dumps(result, indent=2))
     else:
-        waited = data_wait_text(result)
-        click.echo(f"done: validation loss {result['val_loss']:.4f}, {waited}, checkpoint {result['checkpoint']}")
+        loss = "n/a" if result.get("val_loss") is None else f"{result['val_loss']:.4f}"
+        click.echo(f"done: validation loss {loss}, {data_wait_text(result)}, checkpoint {result['checkpoint']}")
 
 
 VERBS = (demo, ingest, dedup, tokenize, index, train)

@@ -5,6 +5,7 @@ Invariant: only complete checkpoints are found; the passport read is the checkpo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,8 +57,10 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
     """
     if which and f"/{CHECKPOINTS_NAME}/step_" in which:
         run_dir, _, digits = which.rstrip("/").rpartition(f"/{CHECKPOINTS_NAME}/step_")
-        if digits.isdigit():
+        if re.fullmatch(r"\d{1,18}", digits):
             return _open(run_dir, int(digits))
+        if "/" not in digits:
+            raise CheckpointError(f"{which[:200]!r} is not the folder of a step, such as step_00001000")
     runs = [which] if which and "/" in which else list(_runs(runs_uri, which))
     for run_dir in runs:
         step = checkpoint.newest(run_dir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_args
 
 from pretrain_assets.config import RunSpec, from_dict, lasting, to_dict
 from pretrain_assets.errors import ConfigError
@@ -21,6 +21,17 @@ RUN_NAME, METRICS_NAME, RESULT_NAME, CHECKPOINTS_NAME = "run.json", "metrics.jso
 MARKER_NAME, PASSPORT_NAME = "COMPLETE", "passport.json"
 
 Status = Literal["done", "stopped", "failed"]
+_DONE = {"step": int, "checkpoint": str, "digest": str, "passport": dict}
+"""What the result of a run that is done must at least hold."""
+
+
+class FileFacts(TypedDict):
+    """What a checkpoint's marker says of a file."""
+
+    bytes: int
+    """Its size."""
+    sha256: str
+    """Its digest, in hex."""
 
 
 def write_spec(spec: RunSpec) -> str:
@@ -40,9 +51,10 @@ def read_spec(uri: str) -> RunSpec:
     if data is None:
         raise ConfigError(f"There is no run file {uri}; `launch.contract.write_spec` makes one from a RunSpec")
     try:
-        return from_dict(RunSpec, json.loads(data))
-    except json.JSONDecodeError as error:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{uri} is not JSON: {error}") from error
+    return from_dict(RunSpec, values)
 
 
 def read_result(run_dir: str) -> dict[str, Any] | None:
@@ -50,20 +62,27 @@ def read_result(run_dir: str) -> dict[str, Any] | None:
     data = read_file(f"{run_dir.rstrip('/')}/{RESULT_NAME}")
     try:
         result = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return result if isinstance(result, dict) and "status" in result else None
+    return result if isinstance(result, dict) and result.get("status") in get_args(Status) else None
 
 
 def finished_result(spec: RunSpec) -> dict[str, Any] | None:
-    """The result if exactly this run is done and its last checkpoint is still there, else None."""
+    """The result if exactly this run is done and its last checkpoint is still there, else None.
+
+    A damaged result is none. Of the checkpoint's files the sizes are compared with its marker; what else may be wrong
+    with them is found when they are loaded, as reading many gigabytes to say that nothing is to be done would be slow.
+    """
     result = read_result(spec.run_dir)
-    if result is None or result["status"] != "done":
+    if result is None or result["status"] != "done" or any(type(result.get(key)) is not _DONE[key] for key in _DONE):
         return None
-    passport = result.get("passport", {})
-    same = passport.get("identity") == spec.identity and lasting(passport.get("recipe", {})) == spec.recipe.lasting
-    last = f"{spec.run_dir.rstrip('/')}/{CHECKPOINTS_NAME}/step_{result['step']:08d}/{MARKER_NAME}"
-    return result if same and read_file(last) is not None else None
+    passport = result["passport"]
+    recipe = passport.get("recipe")
+    same = passport.get("identity") == spec.identity and isinstance(recipe, dict)
+    if not same or lasting(recipe) != spec.recipe.lasting:
+        return None
+    last = f"{spec.run_dir.rstrip('/')}/{CHECKPOINTS_NAME}/step_{result['step']:08d}"
+    return result if find_size_fault(last) is None else None
 
 
 def write_result(run_dir: str, result: dict[str, Any]) -> None:
@@ -79,12 +98,61 @@ def clear_unfinished_result(run_dir: str) -> None:
         fs.rm(path)
 
 
+def read_marker(folder: str) -> dict[str, FileFacts] | str:
+    """The files that the marker in a checkpoint's folder names, or what is wrong with it."""
+    data = read_file(f"{folder}/{MARKER_NAME}")
+    if data is None:
+        return f"it has no {MARKER_NAME} marker, its writer was interrupted"
+    try:
+        files: dict[str, FileFacts] = {
+            name: {"bytes": int(facts["bytes"]), "sha256": str(facts["sha256"])}
+            for name, facts in json.loads(data).items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return f"its {MARKER_NAME} marker is damaged"
+    if PASSPORT_NAME not in files or len(files) < 2 or any("/" in name for name in files):
+        return f"its {MARKER_NAME} marker does not name its files"
+    return files
+
+
+def find_size_fault(folder: str) -> str | None:
+    """What the names and sizes of a checkpoint's files show to be wrong with it, or None."""
+    files = read_marker(folder)
+    if isinstance(files, str):
+        return files
+    sizes = {name: size for name, is_folder, size in list_folder(folder) if not is_folder and name != MARKER_NAME}
+    for name, facts in files.items():
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != facts["bytes"]:
+            return f"{name} has {sizes[name]} bytes, not {facts['bytes']}"
+    return None
+
+
+def list_folder(uri: str) -> list[tuple[str, bool, int]]:
+    """Name, whether it is (a link to) a folder, and size of everything in a folder; nothing when there is none."""
+    fs, path = _filesystem(uri)
+    fs.invalidate_cache()
+    try:
+        found = fs.ls(path, detail=True)
+    except FileNotFoundError:
+        return []
+    return [
+        (
+            entry["name"].rstrip("/").rsplit("/", 1)[-1],
+            entry["type"] == "directory" or (bool(entry.get("islink")) and fs.isdir(entry["name"])),
+            int(entry["size"] or 0),
+        )
+        for entry in found
+    ]
+
+
 def read_file(uri: str) -> bytes | None:
     """A file's bytes, or None when there is none."""
     fs, path = _filesystem(uri)
     try:
         return bytes(fs.cat_file(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
 
 
@@ -104,5 +172,8 @@ def write_file(uri: str, data: bytes) -> None:
 def _filesystem(uri: str) -> tuple[Any, str]:
     import fsspec
 
-    fs, path = fsspec.core.url_to_fs(uri)
+    try:
+        fs, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:  # an unknown protocol, or one whose package is not installed
+        raise ConfigError(f"{uri!r} cannot be opened: {error}. Give a local path or s3://bucket/prefix.") from error
     return fs, path

@@ -87,7 +87,11 @@ def identify(folder: Path) -> TokenizerIdentity:
     path, gpt2 = folder / TOKENIZER_NAME, files("pretrain_assets") / "data" / "gpt2" / TOKENIZER_NAME
     if not path.exists():  # transformers would make one up, with an empty vocabulary
         raise TokenizerError(f"{folder} has no {TOKENIZER_NAME}.")
-    if _bpe(path.read_bytes()) == _bpe(gpt2.read_bytes()):
+    try:
+        found = _bpe(path.read_bytes())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TokenizerError(f"{path} is damaged, or not a tokenizer's: {error}.") from error
+    if found == _bpe(gpt2.read_bytes()):
         return load_tokenizer("gpt2").identity
     return load_tokenizer(f"hf:{folder}").identity
 
@@ -97,7 +101,7 @@ def _bpe(tokenizer_json: bytes) -> Any:
     parts = json.loads(tokenizer_json)
     model = parts["model"]
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges", [])]
-    return parts["normalizer"], parts["pre_tokenizer"], model.get("vocab"), merges
+    return parts.get("normalizer"), parts.get("pre_tokenizer"), model.get("vocab"), merges
 
 
 def _ends(token: str) -> dict[str, Any]:

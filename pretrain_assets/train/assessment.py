@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pretrain_assets.config import DataConfig, LoaderConfig, TokenizerIdentity, to_dict
 from pretrain_assets.errors import TableError
@@ -23,6 +24,7 @@ from pretrain_assets.train.distributed import World
 from pretrain_assets.train.engine import Engine
 from pretrain_assets.train.evaluation import HeldOut
 from pretrain_assets.train.model import GPT
+from pretrain_assets.train.sampling import check_finite
 from pretrain_assets.train.scores import Evaluation
 
 
@@ -95,6 +97,7 @@ def assess(
         TableError: the version is not there, or has no tokens.
         DataIdentityError: its tokens are of another tokenizer than the model's.
         FilterError: the filter cannot be used, or keeps nothing to predict.
+        CheckpointError: the model has diverged.
     """
     if pin != subject.pin:
         _check_tokenizer(location, subject, pin)
@@ -116,6 +119,7 @@ def assess(
         found = held_out.evaluate(
             Loaded(subject.model, world), progress=lambda blocks: progress.update(blocks * length)
         )
+    check_finite(torch.tensor(found.loss))
     return Assessment(
         subject=subject.name,
         pin=str(pin),

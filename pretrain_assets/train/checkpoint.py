@@ -17,10 +17,19 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import CHECKPOINTS_NAME, MARKER_NAME, PASSPORT_NAME, read_file
+from pretrain_assets.errors import CheckpointError, ConfigError
+from pretrain_assets.launch.contract import (
+    CHECKPOINTS_NAME,
+    MARKER_NAME,
+    PASSPORT_NAME,
+    FileFacts,
+    find_size_fault,
+    list_folder,
+    read_file,
+    read_marker,
+)
 from pretrain_assets.table.storage import filesystem, is_remote, join
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -33,15 +42,6 @@ _STEP = re.compile(r"^step_(\d{8,})$")
 _log = logging.getLogger(__name__)
 
 
-class FileFacts(TypedDict):
-    """What the marker says of a file."""
-
-    bytes: int
-    """Its size."""
-    sha256: str
-    """Its digest, in hex."""
-
-
 def checkpoint_uri(run_dir: str, step: int) -> str:
     """Where the checkpoint of a step lives."""
     return join(run_dir, CHECKPOINTS_NAME, f"step_{step:08d}")
@@ -52,13 +52,13 @@ def checkpoint_uri(run_dir: str, step: int) -> str:
 
 def steps(run_dir: str) -> list[int]:
     """Steps that have a folder, complete or not, newest first."""
-    found = _list(join(run_dir, CHECKPOINTS_NAME))
+    found = list_folder(join(run_dir, CHECKPOINTS_NAME))
     return sorted((int(match[1]) for name, folder, _ in found if folder and (match := _STEP.match(name))), reverse=True)
 
 
 def newest(run_dir: str) -> int | None:
     """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning."""
-    for name, is_folder, _ in _list(join(run_dir, CHECKPOINTS_NAME)):
+    for name, is_folder, _ in list_folder(join(run_dir, CHECKPOINTS_NAME)):
         if name.startswith("step_") and not (is_folder and _STEP.match(name)):
             _log.warning("skipping %s: it is not the folder of a step", join(run_dir, CHECKPOINTS_NAME, name))
     for step in steps(run_dir):
@@ -77,17 +77,19 @@ def find_fault(folder: str | Path, *, digests: bool = True) -> str | None:
         digests: Read the files, not only their sizes; remote ones are not read here, but checked as they are fetched.
     """
     uri = str(folder)
-    files = _read_marker(uri)
+    files = read_marker(uri)
     if isinstance(files, str):
         return files
-    sizes = _sizes(uri)
+    fault = find_size_fault(uri)
+    if fault is not None or not digests:
+        return fault
     for name, facts in files.items():
-        if name not in sizes:
-            return f"{name} is missing"
-        if sizes[name] != facts["bytes"]:
-            return f"{name} has {sizes[name]} bytes, not {facts['bytes']}"
-        if digests and not is_remote(uri) and _sha256(Path(filesystem(uri)[1], name)) != facts["sha256"]:
+        if not is_remote(uri) and _sha256(Path(filesystem(uri)[1], name)) != facts["sha256"]:
             return f"{name} does not match its digest"
+    try:
+        read_passport(uri)
+    except CheckpointError as error:
+        return str(error)
     return None
 
 
@@ -103,7 +105,7 @@ def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> It
     if not is_remote(uri):
         yield Path(path)
         return
-    files = _read_marker(uri)
+    files = read_marker(uri)
     if isinstance(files, str):
         raise CheckpointError(f"Checkpoint {uri} cannot be used: {files}")
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary:
@@ -120,8 +122,19 @@ def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> It
 
 
 def read_passport(folder: str | Path) -> dict[str, Any]:
-    """The passport of a checkpoint, by its local folder or uri."""
-    return dict(json.loads(read_file(join(str(folder), PASSPORT_NAME)) or b"{}"))
+    """The passport of a checkpoint, by its local folder or uri; empty when there is none.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    uri = join(str(folder), PASSPORT_NAME)
+    try:
+        passport = json.loads(read_file(uri) or b"{}")
+    except (ValueError, RecursionError):
+        passport = None
+    if not isinstance(passport, dict):
+        raise CheckpointError(f"{uri} is not a JSON object: remove its folder to use the checkpoint before it")
+    return passport
 
 
 def digest(folder: str | Path) -> str:
@@ -130,6 +143,18 @@ def digest(folder: str | Path) -> str:
 
 
 # --- writing: every rank its files, then one rank commits -------------------------------------------------------------
+
+
+def check_way(run_dir: str) -> None:
+    """Look for what would only be in the way of a checkpoint once its steps are trained.
+
+    Raises:
+        ConfigError: a file has the name of a checkpoint's folder.
+    """
+    folder = join(run_dir, CHECKPOINTS_NAME)
+    for name, is_folder, _ in () if is_remote(run_dir) else list_folder(folder):
+        if not is_folder and _STEP.match(name.removeprefix(".").removesuffix(".tmp")):
+            raise ConfigError(f"{join(folder, name)} is in the way of a checkpoint: move this file somewhere else")
 
 
 def begin(run_dir: str, step: int) -> None:
@@ -188,10 +213,13 @@ def commit(run_dir: str, step: int, files: Mapping[str, FileFacts]) -> None:
 
 
 def discard(uri: str) -> None:
-    """Remove a checkpoint, its marker first."""
+    """Remove a checkpoint, its marker first; of a link to a folder only the link."""
     fs, path = filesystem(uri)
     fs.invalidate_cache()
-    with contextlib.suppress(FileNotFoundError):
+    if not is_remote(uri) and Path(path).is_symlink():
+        Path(path).unlink()
+        return
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         fs.rm_file(f"{path}/{MARKER_NAME}")
     with contextlib.suppress(FileNotFoundError):
         fs.rm(path, recursive=True)
@@ -237,35 +265,7 @@ def _staging(uri: str) -> str:
 
 def _sizes(uri: str) -> dict[str, int]:
     """Sizes of the files in a folder, by name; the marker left out."""
-    return {name: size for name, is_folder, size in _list(uri) if not is_folder and name != MARKER_NAME}
-
-
-def _list(uri: str) -> list[tuple[str, bool, int]]:
-    """Name, whether it is a folder, and size of everything in a folder; nothing when there is none."""
-    fs, path = filesystem(uri)
-    fs.invalidate_cache()
-    try:
-        found = fs.ls(path, detail=True)
-    except FileNotFoundError:
-        return []
-    return [(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] == "directory", int(e["size"] or 0)) for e in found]
-
-
-def _read_marker(uri: str) -> dict[str, FileFacts] | str:
-    """The files that a checkpoint's marker names, or what is wrong with it."""
-    data = read_file(join(uri, MARKER_NAME))
-    if data is None:
-        return f"it has no {MARKER_NAME} marker, its writer was interrupted"
-    try:
-        files: dict[str, FileFacts] = {
-            name: {"bytes": int(facts["bytes"]), "sha256": str(facts["sha256"])}
-            for name, facts in json.loads(data).items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return f"its {MARKER_NAME} marker is damaged"
-    if PASSPORT_NAME not in files or len(files) < 2 or any("/" in name for name in files):
-        return f"its {MARKER_NAME} marker does not name its files"
-    return files
+    return {name: size for name, is_folder, size in list_folder(uri) if not is_folder and name != MARKER_NAME}
 
 
 def _sha256(path: Path) -> str:

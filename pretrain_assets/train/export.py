@@ -6,15 +6,17 @@ whole one. Equal checkpoints give equal bytes. What is there already and as it s
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import torch
@@ -23,12 +25,13 @@ from safetensors.torch import save_file
 
 from pretrain_assets.config import TokenizerIdentity, from_dict
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import read_file
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file
 from pretrain_assets.table.lineage import canonical_json, digest
 from pretrain_assets.table.storage import Location, filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
 from pretrain_assets.train.layout import to_config, to_generation_config, to_theirs
 from pretrain_assets.train.provenance import CODE_VERSION, provenance
+from pretrain_assets.train.sampling import check_finite
 from pretrain_assets.train.state import load_model
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -84,14 +87,18 @@ def export(
         uri: Folder to write, local or `s3://`; None for `default_uri`.
         dtype: Type of the weights.
         tokenizer: Place of the tokenizer, where its name does not say; see `tokenize.pretrained.tokenizer_of`.
-        overwrite: Replace whatever is in the folder. An export of the same checkpoint is replaced without.
+        overwrite: Replace whatever is in the folder, but never a run. An export of the same checkpoint is replaced
+            without.
 
     Raises:
-        CheckpointError: there is something else in the folder, or it cannot be written.
+        CheckpointError: there is something else in the folder, or a run that it would touch; it cannot be written; or
+            the model has diverged.
         TableError: the table is another one, or the pinned version is gone.
         TokenizerError: the tokenizer is not there, or is another one.
     """
     uri = uri or default_uri(run_dir, step, dtype)
+    if not is_remote(uri):
+        _clear_leftovers(Path(filesystem(uri)[1]))
     with checkpoint.open_checkpoint(run_dir, step) as source:
         source_digest = checkpoint.digest(source)
         lineage = provenance(location, checkpoint.read_passport(source), source_digest) | {"dtype": dtype}
@@ -100,6 +107,7 @@ def export(
         found = read_manifest(uri)
         changed = found is None or found["digest"] != made_from["digest"] or not _intact(uri, found["files"])
         if changed:
+            _refuse_runs(uri)
             if not overwrite:
                 _refuse_others(uri, found, made_from)
             try:
@@ -121,9 +129,18 @@ def read_manifest(uri: str) -> dict[str, Any] | None:
     """What an exported folder says it was made from and holds; None for any other folder."""
     try:
         found = json.loads(read_file(join(uri, MANIFEST_NAME)) or b"{}")
-    except (ValueError, OSError):
+        files = {name: (facts["bytes"], facts["sha256"]) for name, facts in found["files"].items()}
+    except (ValueError, OSError, KeyError, TypeError, AttributeError):
         return None
-    return found if isinstance(found, dict) and {"checkpoint", "dtype", "digest", "files"} <= found.keys() else None
+    typed = all(type(size) is int and type(sha256) is str for size, sha256 in files.values())
+    plain = all(PurePosixPath(name).name == name for name in files)
+    return found if typed and plain and {"checkpoint", "dtype", "digest"} <= found.keys() else None
+
+
+def altered(folder: Path, files: Mapping[str, Any]) -> str | None:
+    """The first file of a local folder that is there, but not as its manifest says; None when all are as they were."""
+    there = [name for name in files if (folder / name).is_file()]
+    return next((name for name in there if _facts(folder / name) != files[name]), None)
 
 
 def _write(folder: Path, source: Path, lineage: Mapping[str, Any], card: str, tokenizer_place: str | None) -> None:
@@ -131,11 +148,12 @@ def _write(folder: Path, source: Path, lineage: Mapping[str, Any], card: str, to
     from pretrain_assets.tokenize.pretrained import save_tokenizer
 
     model, tokenizer = load_model(source), from_dict(TokenizerIdentity, lineage["tokenizer"])
+    with torch.no_grad():
+        check_finite(model.logits(torch.tensor([[tokenizer.eos_id]])))
     save_tokenizer(tokenizer, folder, max_tokens=model.seq_len, place=tokenizer_place)
     dtype = lineage["dtype"]
     weights = {name: value.to(getattr(torch, dtype)) for name, value in to_theirs(model).items()}
     save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt", LINEAGE_KEY: canonical_json(lineage)})
-    (folder / WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode)  # the library lets nobody else read it
     _sort_header(folder / WEIGHTS_NAME)
     for name, values in (
         (CONFIG_NAME, to_config(model, tokenizer, dtype)),
@@ -143,6 +161,7 @@ def _write(folder: Path, source: Path, lineage: Mapping[str, Any], card: str, to
     ):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_NAME).write_text(card, encoding="utf-8")
+    (folder / WEIGHTS_NAME).chmod((folder / CARD_NAME).stat().st_mode)  # the library lets nobody else read it
 
 
 def _sort_header(path: Path) -> None:
@@ -155,6 +174,23 @@ def _sort_header(path: Path) -> None:
         assert len(text) <= size
         handle.seek(8)
         handle.write(text.ljust(size))
+
+
+def _refuse_runs(uri: str) -> None:
+    """Refuse a place whose replacement would cost a run: one that is, holds or lies in its folder of checkpoints."""
+    fs, path = filesystem(uri)
+    fs.invalidate_cache()
+    path = path if is_remote(uri) else os.path.realpath(path)
+    what = "is a file" if fs.isfile(path) else None
+    for above in (PurePosixPath(path), *PurePosixPath(path).parents):
+        if above.name == CHECKPOINTS_NAME and (fs.exists(f"{above.parent}/{RUN_NAME}") or fs.glob(f"{above}/step_*")):
+            what = f"lies among the checkpoints of the run {above.parent}"
+    for folder, folders, files in (fs.walk if is_remote(uri) else os.walk)(path):
+        if RUN_NAME in files or CHECKPOINTS_NAME in folders:
+            what = f"holds the run {folder}"
+            break
+    if what:
+        raise CheckpointError(f"{uri} {what}, which no export replaces. Choose another place with --out.")
 
 
 def _refuse_others(uri: str, found: Mapping[str, Any] | None, made_from: Mapping[str, Any]) -> None:
@@ -181,19 +217,55 @@ def _intact(uri: str, files: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _staging(uri: str) -> Iterator[Path]:
-    """An empty local folder, gone afterwards; near a local target, so that a rename publishes it."""
+    """An empty local folder, gone afterwards; near a local target, so that a rename publishes it.
+
+    Its own folder is locked while this process lives: what nobody locks was left by one that was killed.
+    """
     if is_remote(uri):
         with tempfile.TemporaryDirectory(prefix="export-") as temporary:
             yield Path(temporary)
         return
     target = Path(filesystem(uri)[1])
-    around = target.with_name(f".{target.name}.tmp")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    around = Path(tempfile.mkdtemp(prefix=f".{target.name}.export-", dir=target.parent))
+    with _locked(around):
+        try:
+            (around / "new").mkdir()
+            yield around / "new"
+        finally:
+            _put_back_and_remove(around, target)
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove what exports to a target that were killed left beside it."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.export-[a-z0-9_]{{8}}")
+    for around in target.parent.iterdir() if target.parent.is_dir() else ():
+        with suppress(OSError):  # gone meanwhile, or somebody else's
+            if ours.fullmatch(around.name) and set(os.listdir(around)) <= {"new", "old"}:
+                with _locked(around) as locked:
+                    if locked:
+                        _put_back_and_remove(around, target)
+
+
+def _put_back_and_remove(around: Path, target: Path) -> None:
+    """Remove a staging folder; the export that it was about to replace goes back where nothing replaced it."""
+    if os.path.lexists(around / "old") and not os.path.lexists(target):
+        os.replace(around / "old", target)
     shutil.rmtree(around, ignore_errors=True)
-    (around / "new").mkdir(parents=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder, and say whether it is held: another may hold it, or the file system have none."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield around / "new"
+        locked = False
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        yield locked
     finally:
-        shutil.rmtree(around, ignore_errors=True)
+        os.close(handle)
 
 
 def _publish(folder: Path, uri: str) -> None:
@@ -217,15 +289,12 @@ def _publish(folder: Path, uri: str) -> None:
 
 
 def _contents(folder: Path, names: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        for name in sorted(names or (file.name for file in folder.iterdir()))
-    }
+    return {name: _facts(folder / name) for name in sorted(names or (file.name for file in folder.iterdir()))}
 
 
-def _sha256(path: Path) -> str:
+def _facts(path: Path) -> dict[str, Any]:
     found = hashlib.sha256()
     with path.open("rb") as handle:
         while chunk := handle.read(1 << 22):
             found.update(chunk)
-    return found.hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}

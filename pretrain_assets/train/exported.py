@@ -10,17 +10,26 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pretrain_assets.config import TokenizerIdentity, from_dict
+from pretrain_assets.config import Recipe, TokenizerIdentity, from_dict
 from pretrain_assets.errors import CheckpointError, TokenizerError
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME
+from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, is_remote, join
-from pretrain_assets.train.export import CONFIG_NAME, LINEAGE_KEY, WEIGHTS_NAME
+from pretrain_assets.train.export import (
+    CARD_NAME,
+    CONFIG_NAME,
+    LINEAGE_KEY,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    altered,
+    read_manifest,
+)
 from pretrain_assets.train.layout import from_config, load_theirs
 from pretrain_assets.train.model import GPT
 
@@ -65,16 +74,24 @@ def load_exported(folder: Path) -> Exported:
     """Load a model.
 
     Raises:
-        CheckpointError: a file is missing or damaged, the weights are pickled, or the model is not one that ours is.
+        CheckpointError: a file is missing, damaged or not as it was exported, the weights are pickled, or the model is
+            not one that ours is.
         TokenizerError: the model was not exported here, and its folder has no files of a usable tokenizer.
     """
+    _check_files(folder)
     config = _read_json(folder / CONFIG_NAME)
     tensors, metadata = _read_weights(folder)
-    lineage: dict[str, Any] = json.loads(metadata.get(LINEAGE_KEY, "{}"))
     shape = from_config(config, where=str(folder))
-    if lineage:
-        tokenizer = from_dict(TokenizerIdentity, lineage["tokenizer"])
-        shape = replace(shape, document_mask=lineage["recipe"]["model"]["document_mask"])
+    lineage: dict[str, Any] = {}
+    if LINEAGE_KEY in metadata:
+        lineage, tokenizer, recipe = _read_lineage(metadata[LINEAGE_KEY], folder)
+        shape = replace(shape, document_mask=recipe.model.document_mask and not shape.dropout)
+        said, trained = (shape, config["n_positions"]), (recipe.model, recipe.data.seq_len)
+        if said != trained:
+            raise CheckpointError(
+                f"{folder}: config.json describes {said[0]} of {said[1]} positions, its lineage {trained[0]} of "
+                f"{trained[1]}. Export or copy it again."
+            )
     else:
         tokenizer = _identify(folder, config)
     if config["vocab_size"] != tokenizer.vocab_size:
@@ -87,10 +104,34 @@ def load_exported(folder: Path) -> Exported:
     return Exported(model.eval(), tokenizer, lineage)
 
 
+def _read_lineage(text: str, folder: Path) -> tuple[dict[str, Any], TokenizerIdentity, Recipe]:
+    """The lineage that weights carry, and the tokenizer and recipe that it names."""
+    try:
+        found = json.loads(text)
+        Pin.parse(found["pin"])
+        return found, from_dict(TokenizerIdentity, found["tokenizer"]), from_dict(Recipe, found["recipe"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: the lineage in its safetensors file cannot be read: {error!r}. Export or copy it again."
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse files that are not those that were exported; the card is for people, who may rewrite it."""
+    if not (folder / MANIFEST_NAME).exists():
+        return
+    manifest = read_manifest(str(folder))
+    files = {} if manifest is None else {name: facts for name, facts in manifest["files"].items() if name != CARD_NAME}
+    name = MANIFEST_NAME if manifest is None else altered(folder, files)
+    if name:
+        reason = "is damaged" if manifest is None else f"is damaged: {MANIFEST_NAME} has another size or digest of it"
+        raise CheckpointError(f"{folder / name} {reason}. Export or copy it again.")
+
+
 def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors of the one file or of several, and the metadata of the first."""
     index = folder / INDEX_NAME
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.exists() else [WEIGHTS_NAME]
+    names = _names_in(index) if index.exists() else [WEIGHTS_NAME]
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for name in names:
@@ -107,9 +148,18 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             with safe_open(folder / name, framework="pt") as file:
                 metadata = {**(file.metadata() or {}), **metadata}
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{folder / name} is damaged: {error}. Export or copy it again.") from error
     return tensors, metadata
+
+
+def _names_in(index: Path) -> list[str]:
+    """Names of the files that an index names, all of them of its own folder."""
+    files = _read_json(index).get("weight_map")
+    names = set(map(str, files.values())) if isinstance(files, dict) else set()
+    if not names or any(PurePosixPath(name).name != name for name in names):
+        raise CheckpointError(f"{index} is damaged: its weight_map must name files of this folder. Copy it again.")
+    return sorted(names)
 
 
 def _identify(folder: Path, config: Mapping[str, Any]) -> TokenizerIdentity:
@@ -137,7 +187,10 @@ def _identify(folder: Path, config: Mapping[str, Any]) -> TokenizerIdentity:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_bytes()))
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"a JSON object is wanted, not {type(found).__name__}")
+        return found
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path.parent} has no {path.name}: it is not a model's folder, or its export was interrupted."

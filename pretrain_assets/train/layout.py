@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pretrain_assets.config import ModelConfig, TokenizerIdentity
-from pretrain_assets.errors import CheckpointError
+from pretrain_assets.config import ModelConfig, TokenizerIdentity, from_dict
+from pretrain_assets.errors import CheckpointError, ConfigError
 from pretrain_assets.train.model import GPT
 
 THEIRS = {
@@ -72,13 +72,18 @@ def load_theirs(model: GPT, tensors: Mapping[str, Tensor], *, where: str) -> Non
         where: What they were read from, for errors.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown or has another shape, or the head is not the embedding.
+        CheckpointError: a tensor is missing, unknown or has another shape or type, or the head is not the embedding.
     """
     given = {
-        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": value.float()
+        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": value
         for name, value in tensors.items()
         if not _BUFFER.search(name)
     }
+    for name, value in given.items():
+        if not value.is_floating_point():
+            raise CheckpointError(
+                f"{where}: {name} has the type {value.dtype}; only floating-point weights are loaded."
+            )
     head = given.pop(HEAD, None)
     ours = model.state_dict()
     wanted = {their_name(name): name for name in ours}
@@ -88,10 +93,10 @@ def load_theirs(model: GPT, tensors: Mapping[str, Tensor], *, where: str) -> Non
             f"{word}: {', '.join(names[:5])}" for word, names in (("missing", missing), ("unknown", unknown)) if names
         ]
         raise CheckpointError(f"{where} does not hold the weights that its config.json describes; {'; '.join(lists)}.")
-    if head is not None and not head.equal(given[EMBEDDING]):
+    if head is not None and not (head.dtype == given[EMBEDDING].dtype and head.equal(given[EMBEDDING])):
         raise CheckpointError(f"{where} has an output head of its own; only models with a tied head can be loaded.")
     for theirs, name in wanted.items():
-        value = given[theirs].T if TRANSPOSED.search(theirs) else given[theirs]
+        value = given[theirs].T if TRANSPOSED.search(theirs) and given[theirs].dim() == 2 else given[theirs]
         target = ours[name]
         if theirs == EMBEDDING and value.shape == (model.vocab_size, target.shape[1]):
             target[model.vocab_size :] = 0
@@ -148,14 +153,18 @@ def from_config(config: Mapping[str, Any], *, where: str) -> ModelConfig:
             raise CheckpointError(
                 f"{where}: config.json has {name}={given!r}; only GPT-2 models with {name}={value!r} can be loaded."
             )
-    missing = [name for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head") if name not in config]
+    sizes = {name: config.get(name) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
+    missing = [name for name, value in sizes.items() if value is None]
     if missing:
         raise CheckpointError(f"{where}: config.json does not say {', '.join(missing)}.")
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{where}: config.json has {name}={value!r}; it must be a whole number from 1 on.")
     if config.get("n_inner") not in (None, 4 * config["n_embd"]):
         raise CheckpointError(f"{where}: config.json has n_inner={config['n_inner']}; only 4 * n_embd can be loaded.")
-    return ModelConfig(
-        n_layer=config["n_layer"],
-        n_head=config["n_head"],
-        n_embd=config["n_embd"],
-        dropout=float(config.get("resid_pdrop", 0.0)),
-    )
+    shape = {name: sizes[name] for name in ("n_layer", "n_head", "n_embd")}
+    try:
+        return from_dict(ModelConfig, {**shape, "dropout": config.get("resid_pdrop", 0.0)})
+    except ConfigError as error:
+        said = str(error).replace("dropout", "resid_pdrop")
+        raise CheckpointError(f"{where}: config.json describes no model: {said}.") from error

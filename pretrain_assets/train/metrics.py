@@ -1,12 +1,13 @@
 """`metrics.jsonl`: the history of a run, one JSON record per line.
 
 Invariant: the file tells one consistent history. A resumed run first drops what an interrupted one wrote after the
-checkpoint that it goes on from.
+checkpoint that it goes on from, and every line that is not the record of a step.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 from pretrain_assets.launch.contract import METRICS_NAME, read_file, write_file
 from pretrain_assets.table.storage import filesystem, is_remote, join
+from pretrain_assets.train.checkpoint import checkpoint_uri, read_passport
 
 Record = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -24,6 +27,7 @@ class MetricsLog:
     def __init__(self, run_dir: str, *, last_step: int):
         self._uri = join(run_dir, METRICS_NAME)
         self.records = [record for record in read_metrics(run_dir) if record["step"] <= last_step]
+        self._before = read_passport(checkpoint_uri(run_dir, last_step)) if last_step > 0 else {}
         self._rewrite()
 
     def append(self, record: Record) -> None:
@@ -39,22 +43,36 @@ class MetricsLog:
         """The first record's value of a quantity."""
         return next((record[key] for record in self.records if key in record), None)
 
-    def last(self, key: str) -> float | None:
-        """The newest record's value of a quantity."""
-        return last(self.records, key)[0]
-
     def last_losses(self) -> dict[str, float | int | None]:
-        """The newest training and validation loss, each with the step that it was measured at."""
-        return last_losses(self.records)
+        """The newest training and validation loss, each with the step that it was measured at.
+
+        Where the records before the checkpoint are lost, they are those in its passport.
+        """
+        found = last_losses(self.records)
+        return {name: self._before.get(name) if value is None else value for name, value in found.items()}
 
     def _rewrite(self) -> None:
         write_file(self._uri, "".join(json.dumps(record) + "\n" for record in self.records).encode())
 
 
 def read_metrics(run_dir: str) -> list[Record]:
-    """Records of a run, oldest first; a last line cut off by a kill is left out."""
-    lines = (read_file(join(run_dir, METRICS_NAME)) or b"").decode().split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    """Records of a run, oldest first; a last line cut off by a kill is left out, damaged ones with a warning."""
+    uri = join(run_dir, METRICS_NAME)
+    found = [_record(line) for line in (read_file(uri) or b"").split(b"\n")[:-1]]
+    damaged = [number for number, record in enumerate(found, 1) if record is None]
+    if damaged:
+        few = ", ".join(map(str, damaged[:10])) + (", ..." if len(damaged) > 10 else "")
+        _log.warning("%s: left out what is not the record of a step, in lines %s", uri, few)
+    return [record for record in found if record is not None]
+
+
+def _record(line: bytes) -> Record | None:
+    """The record that a line holds; None when it is not one."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
 def last(records: Sequence[Record], key: str) -> tuple[Any, int | None]:
@@ -75,7 +93,7 @@ def last_losses(records: Sequence[Record]) -> dict[str, float | int | None]:
 
 def data_wait(records: Sequence[Record]) -> float | None:
     """Share of the training time in which the main rank waited for data; None before the first training record."""
-    timed = [record for record in records if "seconds" in record]
+    timed = [record for record in records if record.keys() >= {"seconds", "data_wait"}]
     seconds = sum(record["seconds"] for record in timed)
     return sum(record["seconds"] * record["data_wait"] for record in timed) / seconds if seconds else None
 
@@ -85,6 +103,6 @@ def speed_per_rank(records: Sequence[Record]) -> float | None:
     speeds = [
         record["tok_per_s"] / record["ranks"] / (1 - record["data_wait"])
         for record in records
-        if "ranks" in record and record["data_wait"] < 1
+        if record.keys() >= {"tok_per_s", "ranks", "data_wait"} and record["data_wait"] < 1
     ]
     return statistics.median(speeds) if speeds else None

@@ -105,6 +105,7 @@ def _sample(spec: RunSpec, step: int) -> str:
 
 def _resume_step(spec: RunSpec, world: World) -> int:
     """Step that all ranks resume from; 0 to begin."""
+    checkpoint.check_way(spec.run_dir)
     if spec.resume == "never":
         if checkpoint.steps(spec.run_dir) or read_file(join(spec.run_dir, METRICS_NAME)):
             raise ConfigError(

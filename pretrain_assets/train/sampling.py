@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pretrain_assets.config import TokenizerIdentity
 from pretrain_assets.convert import require
+from pretrain_assets.errors import CheckpointError
 from pretrain_assets.train.attention import KeyValueCache
 from pretrain_assets.train.model import GPT
 
@@ -54,6 +55,7 @@ def stream(
 
     Raises:
         ConfigError: a setting out of range, or a prompt that is empty or has an id outside the vocabulary.
+        CheckpointError: the model has diverged.
     """
     require(num_tokens >= 0, "num_tokens", num_tokens, "use 0 or more")
     require(0 <= temperature < math.inf, "temperature", temperature, "use 0 (the likeliest token) or more")
@@ -99,12 +101,27 @@ def window_start(num_tokens: int, seq_len: int) -> int:
 
 
 def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """Draw a token from the `top_k` likeliest; logits of shape (vocab_size,). Temperature 0 is the likeliest one."""
+    """Draw a token from the `top_k` likeliest; logits of shape (vocab_size,). Temperature 0 is the likeliest one.
+
+    Raises:
+        CheckpointError: as `check_finite`.
+    """
+    check_finite(logits)
     if temperature == 0:
         return int(logits.argmax())
     best, places = logits.double().topk(min(top_k, len(logits)))
     drawn = torch.multinomial(((best - best[0]) / temperature).softmax(-1), 1, generator=generator)
     return int(places[drawn])
+
+
+def check_finite(values: Tensor) -> None:
+    """Refuse the logits or losses of a model that has diverged.
+
+    Raises:
+        CheckpointError: one of them is infinite or no number.
+    """
+    if not values.isfinite().all():
+        raise CheckpointError("The model's logits are not finite: it has diverged. Use an earlier checkpoint.")
 
 
 def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:

@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 from pretrain_assets.config import ExecutionConfig
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import PASSPORT_NAME
+from pretrain_assets.launch.contract import PASSPORT_NAME, FileFacts
 from pretrain_assets.train import checkpoint
-from pretrain_assets.train.checkpoint import FileFacts
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.shards import Piece, Snapshot
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pretrain_assets.errors import CheckpointError
+from pretrain_assets.launch.contract import read_marker
 
 CHUNK_BYTES = 1 << 22
 """Bytes written and hashed at once."""
@@ -80,9 +82,12 @@ def stored(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and type of every tensor in a folder's files, put together.
 
     Raises:
-        CheckpointError: a part of one is missing.
+        CheckpointError: a part of one is missing, or a file is no safetensors file.
     """
-    tensors = _reader(folder).read_metadata().state_dict_metadata
+    try:
+        tensors = _reader(folder).read_metadata().state_dict_metadata
+    except SafetensorError as error:
+        raise CheckpointError(f"Checkpoint {folder} cannot be read: {error}") from error
     for name, tensor in tensors.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
             raise CheckpointError(f"Checkpoint {folder} lacks a part of {name}: a file is missing")
@@ -110,7 +115,12 @@ def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
 def _reader(folder: Path) -> Any:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    return HuggingFaceStorageReader(str(folder))
+    reader: Any = HuggingFaceStorageReader(str(folder))
+    named = read_marker(str(folder))
+    if not isinstance(named, str):  # what else lies there is none of the checkpoint's
+        everything = reader.fs.ls
+        reader.fs.ls = lambda path: [file for file in everything(path) if Path(file).name in named]
+    return reader
 
 
 def _header(pieces: Mapping[str, Piece], spans: Mapping[str, tuple[int, int]]) -> bytes:
