@@ -254,10 +254,10 @@ def test_a_sample_holds_the_first_blocks_and_what_they_are_of(tmp_path: Path, vo
     expected = torch.cat([batch.input_ids for batch in loader.batches(0, max_batches=3)])[:10]
     assert isinstance(sample.blocks, np.memmap) and sample.blocks.dtype == dtype
     assert torch.equal(torch.from_numpy(sample.blocks.astype(np.int64)), expected)
-    facts = json.loads((tmp_path / "some" / "blocks.json").read_text())
+    facts = json.loads((tmp_path / "some" / "blocks.npy.json").read_text())
     assert facts == sample.facts and facts["plan_digest"] == loader.plan(0).digest and facts["pin"] == str(loader.pin)
     assert (facts["blocks"], facts["seq_len"], facts["tokenizer"]["eos_id"]) == (10, 16, 300)
-    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["blocks.json", "blocks.npy"]
+    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["blocks.npy", "blocks.npy.json"]
 
 
 def test_a_sample_is_never_longer_than_the_epoch(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ def run_dedup(location: Location, pin: Pin | None = None) -> StageResult:
 
 
 def files_of(location: Location) -> dict[str, int]:
-    """Data files on disk, with their modification times."""
-    return {path.name: path.stat().st_mtime_ns for path in (Path(location.uri) / "data").iterdir()}
+    """Data files on disk, with their modification times; not those that somebody is still writing."""
+    files = (path for path in (Path(location.uri) / "data").iterdir() if not path.name.startswith("."))
+    return {path.name: path.stat().st_mtime_ns for path in files}
 
 
 def fragments_of(location: Location) -> list[list[str]]:
