@@ -96,7 +96,8 @@ class Engine:
 
     def is_sound(self) -> bool:
         """Whether the sum of the squares of all weights is finite; waits for the device. All ranks ask together."""
-        return bool(torch.isfinite(whole(torch.nn.utils.get_total_norm([p.detach() for p in self.model.parameters()]))))
+        weights = self.model.state_dict().values()  # which also shares out again what a forward pass put together
+        return bool(torch.isfinite(whole(torch.nn.utils.get_total_norm(weights))))
 
     def loss(self, blocks: Blocks, *, per_token: bool = False) -> Tensor:
         """Summed cross entropy of blocks, or that of every target, (blocks, seq_len); in bfloat16 on CUDA."""
