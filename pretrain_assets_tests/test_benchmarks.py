@@ -224,10 +224,20 @@ def test_the_s3_stub_answers_ranges_and_lists_and_counts_what_was_asked(tmp_path
 @pytest.mark.parametrize(
     ("name", "words", "cases"),
     [
-        ("loader", ["--rows", "3000"], ["ours 16", "streaming tuned 128", "bare take 16", "memmap"]),
-        ("loader_s3", ["--rows", "4000"], ["ours, clump 1", "ours local, clump 32", "streaming tuned, clump 32"]),
+        pytest.param(
+            "loader",
+            ["--rows", "3000"],
+            ["ours 16", "streaming tuned 128", "bare take 16", "memmap"],
+            marks=pytest.mark.minutes,
+        ),
+        pytest.param(
+            "loader_s3",
+            ["--rows", "4000"],
+            ["ours, clump 1", "ours local, clump 32", "streaming tuned, clump 32"],
+            marks=pytest.mark.minutes,
+        ),
         ("plan", ["--rows", "50000"], ["build", "second rank", "streaming dataset"]),
-        ("train_cpu", ["--steps", "6"], ["ours", "bare"]),
+        pytest.param("train_cpu", ["--steps", "6"], ["ours", "bare"], marks=pytest.mark.minutes),
     ],
 )
 def test_a_quick_benchmark_measures_every_case(name: str, words: list[str], cases: list[str]) -> None:
