@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pretrain_assets.cli.common import as_json, pin_of
-from pretrain_assets.cli.model import tokenizer_place
+from pretrain_assets.cli.model import found_model, tokenizer_place
 from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,24 +79,12 @@ def _load(which: str | None, runs_uri: str, predicate: str | None) -> tuple[Subj
     Raises:
         ConfigError: the model says nothing about its data, and no rows are named.
     """
-    from pretrain_assets.config import DataConfig, Recipe, TokenizerIdentity, from_dict
-    from pretrain_assets.forensics.checkpoints import find_checkpoint
+    from pretrain_assets.config import DataConfig, Recipe, from_dict
     from pretrain_assets.table.lineage import Pin
     from pretrain_assets.train.assessment import Subject
-    from pretrain_assets.train.checkpoint import open_checkpoint
-    from pretrain_assets.train.exported import is_exported, load_exported, open_exported
-    from pretrain_assets.train.state import load_model
 
-    if which and is_exported(which):
-        with open_exported(which) as folder:
-            model, identity, facts = load_exported(folder)
-        name = which
-    else:
-        found = find_checkpoint(which, runs_uri)
-        with open_checkpoint(found.run_dir, found.step) as folder:
-            model = load_model(folder)
-        name, facts = found.uri, found.passport
-        identity = from_dict(TokenizerIdentity, facts["tokenizer"])
+    with found_model(which, runs_uri) as found:
+        name, model, identity, facts = found.name, found.model, found.tokenizer, found.facts
     recipe = from_dict(Recipe, facts["recipe"]) if facts else None
     if recipe:
         data = replace(recipe.data, held_out_filter=predicate or recipe.data.held_out_filter)

@@ -6,7 +6,9 @@ Invariant: they read the checkpoint and change neither it nor the table.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ from pretrain_assets.cli.common import as_json
 from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pretrain_assets.config import TokenizerIdentity
     from pretrain_assets.tokenize import Tokenizer
     from pretrain_assets.train.model import GPT
 
@@ -150,11 +155,27 @@ def export(
     click.echo(f"{made.uri}: {'written' if made.changed else 'all there already, nothing written'}")
 
 
-def _load(which: str | None, runs_uri: str, place: str | None) -> tuple[GPT, Tokenizer, dict[str, str | int | None]]:
-    """A model by what a person types, its tokenizer, and where they come from."""
+@dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """A trained model by what a person types."""
+
+    name: str
+    """Where it is."""
+    model: GPT
+    """In evaluation mode, on the CPU."""
+    tokenizer: TokenizerIdentity
+    """Of its tokens."""
+    facts: Mapping[str, Any]
+    """Its passport, or its lineage where it was exported; empty for a model of somebody else."""
+    folder: Path | None
+    """The files of an exported model; None for a checkpoint."""
+
+
+@contextmanager
+def found_model(which: str | None, runs_uri: str) -> Iterator[FoundModel]:
+    """The exported model in a folder, or the checkpoint that `find_checkpoint` finds."""
     from pretrain_assets.config import TokenizerIdentity, from_dict
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.tokenize.pretrained import tokenizer_of
     from pretrain_assets.train.checkpoint import open_checkpoint
     from pretrain_assets.train.exported import is_exported, load_exported, open_exported
     from pretrain_assets.train.state import load_model
@@ -162,13 +183,22 @@ def _load(which: str | None, runs_uri: str, place: str | None) -> tuple[GPT, Tok
     if which and is_exported(which):
         with open_exported(which) as folder:
             model, identity, lineage = load_exported(folder)
-            codec = tokenizer_of(identity, f"hf:{folder}")
-        return model, codec, {"model": which, "pin": lineage.get("pin"), "step": lineage.get("step")}
+            yield FoundModel(name=which, model=model, tokenizer=identity, facts=lineage, folder=folder)
+        return
     found = find_checkpoint(which, runs_uri)
-    codec = tokenizer_of(from_dict(TokenizerIdentity, found.passport["tokenizer"]), place)
-    with open_checkpoint(found.run_dir, found.step) as folder:
-        model = load_model(folder)
-    return model, codec, {"model": found.uri, "pin": str(found.pin), "step": found.step}
+    identity = from_dict(TokenizerIdentity, found.passport["tokenizer"])
+    with open_checkpoint(found.run_dir, found.step) as opened:
+        model = load_model(opened)
+    yield FoundModel(name=found.uri, model=model, tokenizer=identity, facts=found.passport, folder=None)
+
+
+def _load(which: str | None, runs_uri: str, place: str | None) -> tuple[GPT, Tokenizer, dict[str, str | int | None]]:
+    """A model, its tokenizer, and where they come from."""
+    from pretrain_assets.tokenize.pretrained import tokenizer_of
+
+    with found_model(which, runs_uri) as found:
+        codec = tokenizer_of(found.tokenizer, f"hf:{found.folder}" if found.folder else place)
+    return found.model, codec, {"model": found.name, "pin": found.facts.get("pin"), "step": found.facts.get("step")}
 
 
 VERBS = (sample, export)

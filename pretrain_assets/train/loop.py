@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any, Literal
 
-import torch
-
 from pretrain_assets.config import RunSpec
 from pretrain_assets.errors import ConfigError, DivergenceError
 from pretrain_assets.loader.parts import describe_mixture
@@ -23,6 +21,7 @@ from pretrain_assets.loader.stream import Batch, BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.train import checkpoint, pauses
+from pretrain_assets.train.device import device_name
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.divergence import divergence, seen_command
 from pretrain_assets.train.engine import Blocks, Engine
@@ -200,7 +199,7 @@ class Trainer:
             "grad_norm": self._last.norm,
             "tokens": self.step * self.config.global_batch_tokens,
             "tok_per_s": rate,
-            "mfu": mfu(rate, self._flops_per_token, self._device_name, self.world.size),
+            "mfu": mfu(rate, self._flops_per_token, device_name(self.world.device), self.world.size),
             "data_wait": (self.clock.seconds["data_wait"] - waited) / seconds,
             "seconds": seconds,
             "ranks": self.world.size,
@@ -263,7 +262,7 @@ class Trainer:
                 self.spec,
                 num_parameters=self.engine.num_parameters,
                 ranks=self.world.size,
-                device_name=self._device_name,
+                device_name=device_name(self.world.device),
                 step=self.step,
                 total_steps=self.total_steps,
                 epoch_steps=self.schedule.steps_in(0),
@@ -274,7 +273,3 @@ class Trainer:
     def _flops_per_token(self) -> int:
         recipe = self.spec.recipe
         return flops_per_token(self.engine.num_parameters, recipe.model, recipe.data.seq_len)
-
-    @property
-    def _device_name(self) -> str:
-        return torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else "CPU"
