@@ -231,7 +231,7 @@ def test_a_stream_closed_by_its_own_thread_waits_for_nobody(tmp_path: Path) -> N
     packer = next(thread for thread in threading.enumerate() if thread.name == "block-packer")
     release = threading.Event()
     closing = threading.Thread(target=lambda: (batches.close(), release.set()), name="block-reader_0")
-    with mock.patch.object(threading.Thread, "join", side_effect=AssertionError("joined")):
+    with mock.patch.object(packer, "join", side_effect=AssertionError("joined")):
         closing.start()
         assert release.wait(10)
     packer.join(10)
