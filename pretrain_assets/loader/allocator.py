@@ -7,6 +7,7 @@ Invariant: speed only. By default every window's memory goes back to the kernel 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 
 KEPT_BYTES = 512 << 20
@@ -15,11 +16,15 @@ LARGEST_FROM_HEAP_BYTES = 32 << 20
 """Larger requests are mapped one by one; glibc allows no more."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_CHOSEN_BY = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
+"""Variables by which whoever started the process has chosen already: a trainer on CPUs keeps far more than this."""
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Set this process's malloc so, once; returns whether it is glibc's and has taken it."""
+    """Set this process's malloc so, once, unless the environment has; returns whether freed memory is kept."""
+    if any(name in os.environ for name in _CHOSEN_BY):
+        return True
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
