@@ -17,12 +17,13 @@ PACKAGE = Path(pretrain_assets.__file__).parent
 ROOT = PACKAGE.parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"config", "convert", "errors", "progress", "recipes"}
+BASE = {"compiled", "config", "convert", "errors", "progress", "recipes"}
 """Modules beside the rooms, importable from everywhere."""
 MAY_IMPORT: dict[str, set[str]] = {
     "config": {"convert", "errors"},
     "convert": {"errors"},
     "recipes": {"config", "errors"},
+    "compiled": set(),
     "errors": set(),
     "progress": set(),
     "table": BASE,

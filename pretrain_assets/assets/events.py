@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 
 from pretrain_assets.errors import PretrainError
+from pretrain_assets.table.columns import COLUMNS
 from pretrain_assets.table.lineage import LineageRecord, StageResult
-from pretrain_assets.table.schema import COLUMNS
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.verify import Finding
 

@@ -16,7 +16,8 @@ from pretrain_assets.ingest.jsonl import infer_type
 from pretrain_assets.ingest.parquet import check_extra, inspect_parquet, schema_problem
 from pretrain_assets.ingest.sources import SourceFile
 from pretrain_assets.ingest.synthetic import size_of
-from pretrain_assets.table.schema import COLUMNS, STAGE_KEY
+from pretrain_assets.table.columns import COLUMNS
+from pretrain_assets.table.schema import STAGE_KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pretrain_assets.loader.compiled import compiled
+from pretrain_assets.compiled import compiled
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.table.columns import COLUMNS, columns_of
 from pretrain_assets.table.filler.spec import ERROR_SUFFIX
 from pretrain_assets.table.lineage import LineageRecord, Pin
-from pretrain_assets.table.schema import columns_of
 
 if TYPE_CHECKING:
     import lance
@@ -82,7 +82,10 @@ def no_nulls(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
     upto = Pin.parse(record.inputs[0]).version
     reasons = [name for name in record.columns if name.endswith(ERROR_SUFFIX)]
     values = [name for name in record.columns if name not in reasons]
-    narrow = [name for name in values if not pa.types.is_nested(dataset.schema.field(name).type)]
+    may_be_null = {column.name for column in COLUMNS if column.nullable}
+    narrow = [
+        name for name in values if name not in may_be_null and not pa.types.is_nested(dataset.schema.field(name).type)
+    ]
     missing = " OR ".join(f"{name} IS NULL" for name in narrow)
     failed = "".join(f" AND {name} IS NULL" for name in reasons)
     nulls = dataset.count_rows(f"_row_created_at_version <= {upto} AND ({missing}){failed}")

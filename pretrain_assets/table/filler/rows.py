@@ -1,6 +1,7 @@
 """Batch functions guarded row by row: which row failed, and what becomes of it.
 
-Invariant: what a guarded function returns has the declared types and lengths, and a NULL only beside a reason.
+Invariant: what a guarded function returns has the declared types and lengths, and a NULL only beside a reason or where
+the column group says that NULL is a value.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def call(
     outputs: pa.Schema,
     *,
     error_name: str | None,
+    nullable: Sequence[str] = (),
     on_error: Literal["raise", "null"],
     describe: Describe,
 ) -> list[pa.Array]:
@@ -38,6 +40,7 @@ def call(
         batch: Its input.
         outputs: Columns wanted.
         error_name: The output column that takes the reasons of failed rows; the function does not compute it.
+        nullable: Output columns in which NULL is a value.
         on_error: Whether a failing row raises, or its values become NULL.
         describe: Words for a row of the batch.
 
@@ -51,7 +54,7 @@ def call(
     def attempt(start: int, length: int) -> list[list[pa.Array]]:
         """Arrays of the rows from `start`, reasons last; in pieces."""
         try:
-            arrays = _checked(function(batch.slice(start, length)), wanted, length)
+            arrays = _checked(function(batch.slice(start, length)), wanted, length, nullable)
             return [[*arrays, pa.nulls(length, pa.string())]]
         except NOT_OF_A_ROW:
             raise
@@ -76,7 +79,9 @@ def call(
     return [by_name[f.name] for f in outputs]
 
 
-def _checked(arrays: Sequence[pa.Array], wanted: Sequence[pa.Field], num_rows: int) -> Sequence[pa.Array]:
+def _checked(
+    arrays: Sequence[pa.Array], wanted: Sequence[pa.Field], num_rows: int, nullable: Sequence[str]
+) -> Sequence[pa.Array]:
     import pyarrow as pa
 
     if not isinstance(arrays, (list, tuple)) or not all(isinstance(array, pa.Array) for array in arrays):
@@ -89,6 +94,6 @@ def _checked(arrays: Sequence[pa.Array], wanted: Sequence[pa.Field], num_rows: i
                 f"the batch function returned {len(array)} values of {array.type} for column {expected.name}; expected "
                 f"{num_rows} of {expected.type}"
             )
-        if array.null_count:
+        if array.null_count and expected.name not in nullable:
             raise ValueError(f"the batch function returned NULL for column {expected.name}")
     return arrays

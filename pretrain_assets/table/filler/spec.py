@@ -49,6 +49,8 @@ class ColumnGroup:
     """Fields written, narrowest last, their making in the metadata (`schema.computed_field`)."""
     inputs: tuple[str, ...]
     """Columns of the table that the batch function is given."""
+    nullable: tuple[str, ...] = ()
+    """Outputs in which NULL is a value; never the last one, by which a row is known to be computed."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -159,6 +159,7 @@ class Range:
                     batch,
                     job.outputs,
                     error_name=job.error_name,
+                    nullable=job.group.nullable,
                     on_error=job.on_error,
                     describe=lambda at, offsets=offsets: inputs.describe(fragment, int(offsets[at])),  # type: ignore[misc]
                 )

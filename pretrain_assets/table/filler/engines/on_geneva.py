@@ -147,6 +147,7 @@ class _Compute:
             batch.select(list(self._job.group.inputs)),
             results,
             error_name=REASON,
+            nullable=self._job.group.nullable,
             on_error="null",
             describe=str,
         )
@@ -168,7 +169,7 @@ def _copy(job: Job, clone_uri: str) -> Job:
     import lance
 
     version = lance.dataset(clone_uri, storage_options=storage_options(clone_uri)).version
-    group = RowColumns(outputs=job.group.outputs, inputs=(RESULT,), make=copying)
+    group = RowColumns(outputs=job.group.outputs, inputs=(RESULT,), nullable=job.group.nullable, make=copying)
     return dataclasses.replace(job, key=f"{job.key}-copy", source=(clone_uri, version), group=group)
 
 

@@ -1,4 +1,4 @@
-"""How the loader's inner loops are compiled: by numba, without the interpreter lock.
+"""How inner loops are compiled: by numba, without the interpreter lock.
 
 Invariant: compiled code is kept beside the module, as Python keeps its own, so only the first run after an installation
 waits for the compiler (some seconds).
