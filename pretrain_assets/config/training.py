@@ -12,6 +12,12 @@ from pretrain_assets.convert import check_name, require, to_dict
 from pretrain_assets.errors import ConfigError
 
 
+MOST = 10**9
+"""Counts end below this: more is a slip of the hand."""
+MAX_RATE = 1e30
+"""Learning rates end here: far above any that trains, and still a finite float32."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A GPT-2 model. The vocabulary comes from the tokenizer."""
@@ -30,7 +36,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+            require(1 <= getattr(self, name) < MOST, name, getattr(self, name), f"use 1 to {MOST - 1:,}")
         require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "use 0 or more, and less than 1")
         require(self.n_embd % self.n_head == 0, "n_embd", self.n_embd, f"must be a multiple of n_head={self.n_head}")
         masked = self.document_mask and self.dropout
@@ -74,16 +80,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("global_batch_tokens", "epochs", "eval_every"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+            require(1 <= getattr(self, name) < MOST, name, getattr(self, name), f"use 1 to {MOST - 1:,}")
         blocks = self.eval_blocks
         require(blocks is None or blocks >= 1, "eval_blocks", blocks, "use at least 1, or None for all")
-        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "use at least 1, or None")
-        require(self.max_steps is None or self.max_steps < 10**9, "max_steps", self.max_steps, "use less than 10**9")
+        steps = self.max_steps
+        require(steps is None or 1 <= steps < MOST, "max_steps", steps, f"use 1 to {MOST - 1:,}, or None")
         rate, floor, muon = self.learning_rate, self.min_learning_rate, self.muon_learning_rate
-        require(0 < rate < math.inf, "learning_rate", rate, "use a positive number")
-        require(0 < muon < math.inf, "muon_learning_rate", muon, "use a positive number")
+        require(0 < rate <= MAX_RATE, "learning_rate", rate, f"use a positive number, at most {MAX_RATE}")
+        require(0 < muon <= MAX_RATE, "muon_learning_rate", muon, f"use a positive number, at most {MAX_RATE}")
         require(0 <= floor <= rate, "min_learning_rate", floor, f"use a number from 0 to learning_rate={rate}")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "use 0 or more")
+        require(0 <= self.warmup_steps < MOST, "warmup_steps", self.warmup_steps, f"use 0 to {MOST - 1:,}")
+        require(0 <= self.init_seed < 2**63, "init_seed", self.init_seed, "use an integer from 0 to 2**63 - 1")
         require(self.grad_clip > 0, "grad_clip", self.grad_clip, "use a positive number; inf does not clip")
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "use 0 or more")
         for name in ("beta1", "beta2"):
@@ -126,7 +133,7 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         for name in ("micro_batch_blocks", "log_every", "checkpoint_every", "keep_last"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "use at least 1")
+            require(1 <= getattr(self, name) < MOST, name, getattr(self, name), f"use 1 to {MOST - 1:,}")
         every = self.keep_every
         require(every is None or every >= 1, "keep_every", every, "use at least 1, or None")
         require(len(set(self.trackers)) == len(self.trackers), "trackers", self.trackers, "name each once")
