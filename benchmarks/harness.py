@@ -159,6 +159,17 @@ def medians(rounds: Sequence[Round]) -> dict[str, Any]:
     return {**whole, "rounds_seconds": [round(one.seconds, 4) for one in rounds]}
 
 
+def megabytes_per_cpu_second(one: Round) -> float:
+    """Speed on one core, in 10^6 bytes; of a case whose answer says the `bytes` that it went through."""
+    return float(one.answer["bytes"] / 1e6 / max(one.cpu_seconds, 1e-9))
+
+
+def ratio(ours: Sequence[Round], theirs: Sequence[Round]) -> float:
+    """How many times the speed of theirs ours reaches on one core: median over rounds that ran beside each other."""
+    pairs = zip(ours, theirs, strict=True)
+    return statistics.median(megabytes_per_cpu_second(one) / megabytes_per_cpu_second(other) for one, other in pairs)
+
+
 def measure(function: str, arguments: Mapping[str, Any]) -> Round:
     """Run a case in a process of its own and watch its memory.
 

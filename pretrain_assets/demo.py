@@ -12,12 +12,13 @@ from typing import Any
 import click
 
 from pretrain_assets import recipes
+from pretrain_assets.curate.filters import resolve
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.search import search_seen
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.report.text import data_wait_text, hits_text, stages_text
 from pretrain_assets.table.storage import Location, exists, open_dataset
-from pretrain_assets.table.versions import latest_record, records
+from pretrain_assets.table.versions import latest_record, open_pin, records
 from pretrain_assets.train.spec import make_spec
 
 QUERY = "marriage"
@@ -76,7 +77,8 @@ def _state(location: Location, runs_uri: str) -> _State | None:
     record = latest_record(dataset, "tokenized")
     if record is None:
         return None
-    run_dir = make_spec(location, record.pin, record.tag, recipes.demo(), runs_uri).run_dir
+    recipe = resolve(recipes.demo(), open_pin(location, record.pin).schema.names)
+    run_dir = make_spec(location, record.pin, record.tag, recipe, runs_uri).run_dir
     return _State(version=dataset.version, run_dir=run_dir, result=read_result(run_dir))
 
 

@@ -5,6 +5,7 @@
     ├── InputError                       a source file or row: missing, corrupt, wrong type, null
     ├── FilterError                      a SQL predicate that does not parse, names no column or keeps no row
     ├── TokenizerError                   an unknown tokenizer, or one without an end-of-text token
+    ├── ModelError                       a model that reads documents cannot be loaded, or has not what is asked of it
     ├── TableError                       the table is missing, was recreated, or a version or tag does not exist
     │   └── CommitError                  a commit lost a race that cannot be merged; staged work is kept
     │       └── BusyError                another living process does the same work, or maintenance, now
@@ -36,6 +37,10 @@ class FilterError(PretrainError):
 
 class TokenizerError(PretrainError):
     """A tokenizer that is unknown, unreadable or lacks an end-of-text token."""
+
+
+class ModelError(PretrainError):
+    """A model that reads documents (embeddings, scores) cannot be loaded, or has not what is asked of it."""
 
 
 class TableError(PretrainError):

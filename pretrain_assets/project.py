@@ -47,6 +47,13 @@ def sources() -> list[str]:
     return [source if source.partition(":")[0] in made_here else absolute(source, home()) for source in named]
 
 
+def eval_sets() -> list[str]:
+    """PRETRAIN_EVAL_SETS: evaluation sets to search for, separated by commas; local paths are absolute from `home`."""
+    from pretrain_assets.curate.eval_sets import parse_source
+
+    return [parse_source(one).written(home()) for one in setting("EVAL_SETS", "bundled").split(",")]
+
+
 def tokenizer() -> str:
     """PRETRAIN_TOKENIZER: the tokenizer of `input_ids`."""
     return setting("TOKENIZER", "gpt2")

@@ -278,7 +278,8 @@ def test_when_the_first_of_a_class_is_deleted_the_next_takes_its_place(tmp_path:
     assert not verify.one_kept_per_class(open_dataset(location)).passed
     result = dedup(location, DedupConfig(), input_pin=first.pin)
     assert values(location, "is_dup") == [False, False, True, False]
-    assert (result.changed, result.record.ledger) == (True, {"in": 2, "unique": 2, "duplicate": 0})
+    assert values(location, "dup_of") == [None, None, 2, None]
+    assert (result.changed, result.record.ledger) == (True, {"in": 4, "unique": 3, "duplicate": 1})
     assert verify.one_kept_per_class(open_dataset(location)).passed
     open_dataset(location).delete("id = 4")
     assert not dedup(location, DedupConfig(), input_pin=result.pin).changed, "no class lost its first row"

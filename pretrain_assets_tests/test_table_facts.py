@@ -119,7 +119,7 @@ def replacement(dataset: lance.LanceDataset, column: str, array: pa.Array) -> An
 def merge(dataset: lance.LanceDataset, column: str, array: pa.Array) -> Any:
     """The `Merge` that gives fragment 0 these values."""
     staged = {0: stage(dataset, column, array)}
-    return operations.merge_operation(dataset, [pa.schema([(column, array.type)])], [staged], remake=False)
+    return operations.merge_operation(dataset, [pa.schema([(column, array.type)])], [staged], remade=[False])
 
 
 def commit(dataset: lance.LanceDataset, operation: Any) -> lance.LanceDataset:

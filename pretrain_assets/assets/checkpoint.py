@@ -18,6 +18,7 @@ from pretrain_assets.assets.launchpad import changes_in, recipe_schema
 from pretrain_assets.assets.pins import input_pin, record_at
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.config import Recipe, RunSpec, from_dict, override
+from pretrain_assets.curate.filters import resolve
 from pretrain_assets.errors import CheckpointError, TableError
 from pretrain_assets.launch.contract import finished_result
 from pretrain_assets.launch.local import run_local
@@ -57,7 +58,8 @@ def checkpoint(
     with user_errors():
         pin = input_pin(context, TOKENIZED, location, "tokenized")
         tag = record_at(location, pin, "tokenized").tag
-        recipe = override(recipes.get(context.partition_key), changes_in(context.op_execution_context.op_config))
+        asked = override(recipes.get(context.partition_key), changes_in(context.op_execution_context.op_config))
+        recipe = resolve(asked, open_pin(location, pin).schema.names)
         spec = make_spec(location, pin, tag, recipe, launcher.runs())
         check_trackers(recipe.execution.trackers)
         protect_run(location, pin, spec.run_dir)

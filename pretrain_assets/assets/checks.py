@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from pretrain_assets.assets.events import check_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, INDEX, INGESTED, TOKENIZED
+from pretrain_assets.assets.keys import DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, TOKENIZED
 from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.curate import verify as curation
 from pretrain_assets.errors import TableError
 from pretrain_assets.table import verify
 from pretrain_assets.table.lineage import LineageRecord
@@ -20,7 +21,7 @@ from pretrain_assets.table.verify import Finding
 from pretrain_assets.table.versions import open_pin, record_of, records
 
 Findings = Callable[[Location, LineageRecord], list[Finding]]
-WARNINGS = frozenset({"share_removed"})
+WARNINGS = frozenset({"share_removed", "near_share_removed"})
 """Checks that report without blocking."""
 
 
@@ -35,8 +36,20 @@ def _deduped(location: Location, record: LineageRecord) -> list[Finding]:
         verify.schema_matches(dataset, "deduped"),
         verify.no_nulls(dataset, record),
         verify.one_kept_per_class(dataset),
+        verify.duplicates_name_survivors(dataset),
         verify.ledger_closes(record),
-        verify.share_removed(dataset),
+        verify.share_removed(dataset, record),
+    ]
+
+
+def _near_deduped(location: Location, record: LineageRecord) -> list[Finding]:
+    dataset = open_pin(location, record.pin)
+    return [
+        verify.schema_matches(dataset, "near_deduped"),
+        verify.no_nulls(dataset, record),
+        curation.near_duplicates_name_survivors(dataset, record),
+        verify.ledger_closes(record),
+        curation.near_share_removed(dataset, record),
     ]
 
 
@@ -58,7 +71,12 @@ def _indexed(location: Location, record: LineageRecord) -> list[Finding]:
 
 def _guard(key: dg.AssetKey, stage: str, names: list[str], find: Findings) -> dg.AssetChecksDefinition:
     specs = [
-        dg.AssetCheckSpec(name, asset=key, blocking=name not in WARNINGS, description=getattr(verify, name).__doc__)
+        dg.AssetCheckSpec(
+            name,
+            asset=key,
+            blocking=name not in WARNINGS,
+            description=getattr(verify if hasattr(verify, name) else curation, name).__doc__,
+        )
         for name in names
     ]
 
@@ -82,8 +100,21 @@ corpus_checks = [
     _guard(
         DEDUPED,
         "deduped",
-        ["schema_matches", "no_nulls", "one_kept_per_class", "ledger_closes", "share_removed"],
+        [
+            "schema_matches",
+            "no_nulls",
+            "one_kept_per_class",
+            "duplicates_name_survivors",
+            "ledger_closes",
+            "share_removed",
+        ],
         _deduped,
+    ),
+    _guard(
+        NEAR_DEDUPED,
+        "near_deduped",
+        ["schema_matches", "no_nulls", "near_duplicates_name_survivors", "ledger_closes", "near_share_removed"],
+        _near_deduped,
     ),
     _guard(
         TOKENIZED,

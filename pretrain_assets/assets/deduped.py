@@ -6,12 +6,21 @@ from pretrain_assets.assets.events import stage_result, user_errors
 from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, RETRY, TABLE_POOL
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
-from pretrain_assets.config import DedupConfig
+from pretrain_assets.config import DedupConfig, from_dict
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import CODE_VERSION, PARAMETERS, dedup
 from pretrain_assets.report.plots import bars
 from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import open_dataset
+
+
+class DedupSettings(dg.Config):
+    """Launchpad settings of the deduped stage; none changes a value."""
+
+    memory_bytes: int = DedupConfig.memory_bytes
+    """Bytes held to compare rows with earlier ones, 24 for each; more goes to temporary files."""
+    max_share_removed: float = DedupConfig.max_share_removed
+    """Share of a source's rows above which the check `share_removed` alarms."""
 
 
 @dg.asset(
@@ -23,14 +32,17 @@ from pretrain_assets.table.storage import open_dataset
     pool=TABLE_POOL,
     retry_policy=RETRY,
     metadata=table_metadata(),
-    description="content_hash and is_dup, for the rows that lack them. Duplicates stay; filters leave them out.",
+    description="content_hash, dup_of and is_dup, for rows that lack them. Duplicates stay; filters leave them out.",
 )
-def deduped(context: dg.AssetExecutionContext, corpus: CorpusResource, engine: EngineResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def deduped(
+    context: dg.AssetExecutionContext, corpus: CorpusResource, engine: EngineResource, config: DedupSettings
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Compare new rows with all earlier ones."""
     location = corpus.location()
     with user_errors():
         pin = input_pin(context, INGESTED, location, "ingested")
-        result = dedup(location, DedupConfig(), input_pin=pin, run_id=context.run.run_id, engine=engine.config())
+        settings = from_dict(DedupConfig, config.model_dump())
+        result = dedup(location, settings, input_pin=pin, run_id=context.run.run_id, engine=engine.config())
     shares = eda.duplicates_by_source(open_dataset(location, result.record.version))
     plot = bars("duplicates by source", [s.source for s in shares], [s.duplicates for s in shares])
     return stage_result(location, result, INGESTED, plot)

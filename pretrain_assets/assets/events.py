@@ -14,7 +14,18 @@ from pretrain_assets.table.verify import Finding
 
 COLUMN_INPUTS: dict[str, tuple[str, ...]] = {
     "content_hash": ("text",),
+    "dup_of": ("content_hash", "id"),
     "is_dup": ("content_hash", "id"),
+    "minhash": ("text",),
+    "near_dup_of": ("minhash", "id", "is_dup"),
+    "near_dup_similarity": ("minhash", "near_dup_of"),
+    "is_near_dup": ("near_dup_of",),
+    "contamination_item": ("text",),
+    "contamination_items": ("text",),
+    "contamination_overlap": ("text",),
+    "contamination_start": ("text",),
+    "contamination_stop": ("text",),
+    "contaminated": ("contamination_overlap",),
     "input_ids": ("text",),
     "n_tokens": ("input_ids",),
     "doc_id": ("text",),

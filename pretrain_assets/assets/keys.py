@@ -3,9 +3,14 @@
 from dagster import AssetKey, Backoff, RetryPolicy
 
 SOURCE_FILES = AssetKey(["source", "files"])
+EVAL_SETS = AssetKey(["source", "eval_sets"])
 INGESTED = AssetKey(["corpus", "ingested"])
 DEDUPED = AssetKey(["corpus", "deduped"])
+NEAR_DEDUPED = AssetKey(["corpus", "near_deduped"])
+QUALITY = AssetKey(["corpus", "quality"])
+DECONTAMINATED = AssetKey(["corpus", "decontaminated"])
 TOKENIZED = AssetKey(["corpus", "tokenized"])
+CURATION_REPORT = AssetKey(["corpus", "curation_report"])
 CHECKPOINT = AssetKey(["model", "checkpoint"])
 EXPORT = AssetKey(["model", "export"])
 INDEX = AssetKey(["forensics", "index"])

@@ -46,6 +46,13 @@ class SourceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return from_dict(IngestConfig, self.model_dump(include={"sources", "extra_columns", "on_bad_row"}))
 
 
+class EvalSetsResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Evaluation sets that documents are searched for. Shared by the observed source and the decontaminated asset."""
+
+    eval_sets: list[str] = Field(default_factory=project.eval_sets)
+    """`[NAME=]FILES[#FIELD+FIELD]` each: `bundled`, or JSON lines or parquet at a path, glob, `s3://` or `hf://`."""
+
+
 class EngineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Where columns are computed. Changes no value."""
 
@@ -85,6 +92,7 @@ def default_resources() -> dict[str, object]:
     return {
         "corpus": CorpusResource(),
         "source": SourceResource(),
+        "eval_sets": EvalSetsResource(),
         "engine": EngineResource(),
         "launcher": LauncherResource(),
     }

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli import ask, evaluate, loader, model, seen, stages, table
+from pretrain_assets.cli import ask, curate, evaluate, filters, loader, model, seen, stages, table
 from pretrain_assets.errors import PretrainError
 from pretrain_assets.table.storage import Location, absolute
 
@@ -40,8 +40,9 @@ def cli(context: click.Context, database: str | None, table: str | None, runs: s
     }
 
 
-for _verb in (*stages.VERBS, *loader.VERBS, *table.VERBS, *model.VERBS, *evaluate.VERBS, *ask.VERBS, *seen.VERBS):
-    cli.add_command(_verb)
+for _room in (stages, curate, filters, loader, table, model, evaluate, ask, seen):
+    for _verb in _room.VERBS:
+        cli.add_command(_verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -44,11 +44,22 @@ def with_engine(verb: Callable[..., None]) -> Callable[..., None]:
     return with_config
 
 
-def pin_of(location: Location, stage: str) -> Pin:
-    """The pin that a stage last committed."""
-    from pretrain_assets.table.versions import find_record
+def pin_of(location: Location, *stages: str) -> Pin:
+    """The pin of the newest version that one of the stages committed.
 
-    return find_record(location, stage).pin
+    Raises:
+        TableError: none of them has run; it says to run the first.
+    """
+    from pretrain_assets.table.storage import open_dataset
+    from pretrain_assets.table.versions import find_record, records
+
+    found = [record for record in records(open_dataset(location)) if record.stage in stages]
+    return found[-1].pin if found else find_record(location, stages[0]).pin
+
+
+def stage_facts(result: StageResult) -> dict[str, Any]:
+    """What a stage did, as plain JSON values."""
+    return {**asdict(result.record), "tag": result.record.tag, "changed": result.changed}
 
 
 def print_stage(result: StageResult, json_output: bool) -> None:
@@ -57,7 +68,7 @@ def print_stage(result: StageResult, json_output: bool) -> None:
 
     record = result.record
     if json_output:
-        click.echo(json.dumps({**asdict(record), "tag": record.tag, "changed": result.changed}, indent=2))
+        click.echo(json.dumps(stage_facts(result), indent=2))
     elif result.changed:
         ledger = ", ".join(f"{name} {count:,}" for name, count in record.ledger.items())
         click.echo(f"{record.tag}: {record.rows:,} rows, {megabytes(record.bytes_added)} added ({ledger})")

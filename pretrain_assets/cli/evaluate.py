@@ -16,7 +16,7 @@ from pretrain_assets.cli.model import found_model, tokenizer_place
 from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pretrain_assets.config import Recipe
+    from pretrain_assets.config import DataConfig, Recipe
     from pretrain_assets.table.lineage import Pin
     from pretrain_assets.table.storage import Location
     from pretrain_assets.train.assessment import Subject
@@ -57,12 +57,15 @@ def evaluate(
 
     location = obj["location"]
     subject, recipe = _load(checkpoint, obj["runs"], predicate)
+    pin = _pin(location, version, subject.pin)
+    if predicate:
+        subject = replace(subject, data=_plain(location, pin, subject.data))
     usual = recipe.train.eval_blocks if recipe else TrainConfig.eval_blocks
     with join_world() as world:
         found = assess(
             location,
             subject,
-            _pin(location, version, subject.pin),
+            pin,
             world,
             num_blocks=None if everything else blocks or usual,
             micro_batch_blocks=micro_batch or (recipe.execution if recipe else ExecutionConfig()).micro_batch_blocks,
@@ -94,6 +97,19 @@ def _load(which: str | None, runs_uri: str, predicate: str | None) -> tuple[Subj
         raise ConfigError(f"{name} says nothing about its data: name the rows to judge it on with --filter")
     pin = Pin.parse(facts["pin"]) if facts else None
     return Subject(name=name, model=model, tokenizer=identity, data=data, pin=pin), recipe
+
+
+def _plain(location: Location, pin: Pin, data: DataConfig) -> DataConfig:
+    """The rows to judge a model on, with named filters in plain SQL.
+
+    Raises:
+        FilterError: a word is neither a column nor a name.
+    """
+    from pretrain_assets.curate.filters import expand
+    from pretrain_assets.table.versions import open_pin
+
+    columns = open_pin(location, pin).schema.names
+    return replace(data, held_out_filter=expand(data.held_out_filter, columns, setting="--filter"))
 
 
 def _pin(location: Location, version: str | None, trained: Pin | None) -> Pin:

@@ -172,15 +172,18 @@ def _resolve(location: Location, record: LineageRecord, name: str | None, change
     """
     from pretrain_assets import recipes
     from pretrain_assets.config import override
+    from pretrain_assets.curate.filters import resolve
     from pretrain_assets.loader.schedule import Schedule
+    from pretrain_assets.table.versions import open_pin
 
     settings = dict(parse_change(change) for change in changes)
+    columns = open_pin(location, record.pin).schema.names
     if name:
-        return override(recipes.get(name), settings)
+        return resolve(override(recipes.get(name), settings), columns)
     reasons = []
     for candidate in CANDIDATES:
         try:
-            recipe = override(recipes.get(candidate), settings)
+            recipe = resolve(override(recipes.get(candidate), settings), columns)
             Schedule(_loader(location, record, recipe, 1).plan, recipe.cycles_per_step).steps_in(0)
             return recipe
         except (ConfigError, FilterError) as error:

@@ -49,16 +49,18 @@ def ingest(obj: dict[str, Any], /, sources: tuple[str, ...], json_output: bool, 
 
 
 @click.command()
+@click.option("--max-share-removed", default=0.5, show_default=True, help="Share of a source above which checks warn.")
+@click.option("--memory-bytes", default=2 << 30, show_default=True, help="Past it, comparing uses temporary files.")
 @with_engine
 @as_json
 @click.pass_obj
-def dedup(obj: dict[str, Any], engine: EngineConfig, json_output: bool) -> None:
-    """Mark exact duplicates among the rows that were not compared yet."""
-    from pretrain_assets.config import DedupConfig
+def dedup(obj: dict[str, Any], /, engine: EngineConfig, json_output: bool, **settings: Any) -> None:
+    """Mark exact duplicates among the rows that were not compared yet, each with the row that it repeats."""
+    from pretrain_assets.config import DedupConfig, from_dict
     from pretrain_assets.curate.dedup import dedup as run
 
-    location = obj["location"]
-    print_stage(run(location, DedupConfig(), input_pin=pin_of(location, "ingested"), engine=engine), json_output)
+    location, config = obj["location"], from_dict(DedupConfig, settings)
+    print_stage(run(location, config, input_pin=pin_of(location, "ingested"), engine=engine), json_output)
 
 
 @click.command()
@@ -75,12 +77,13 @@ def tokenize(
 ) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
     from pretrain_assets.config import TokenizeConfig, from_dict
+    from pretrain_assets.table.versions import CURATION
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
     settings = {"tokenizer": tokenizer or _tokenizer(location, beside), "beside": beside, "on_error": on_error}
     config = from_dict(TokenizeConfig, settings)
-    print_stage(run(location, config, input_pin=pin_of(location, "deduped"), engine=engine), json_output)
+    print_stage(run(location, config, input_pin=pin_of(location, *CURATION), engine=engine), json_output)
 
 
 def _tokenizer(location: Location, beside: str) -> str:
@@ -140,16 +143,18 @@ def train(
 
     from pretrain_assets import recipes
     from pretrain_assets.config import override
+    from pretrain_assets.curate.filters import resolve
     from pretrain_assets.launch import contract, local
     from pretrain_assets.report.text import data_wait_text
     from pretrain_assets.table.tags import protect_run
-    from pretrain_assets.table.versions import find_record
+    from pretrain_assets.table.versions import find_record, open_pin
     from pretrain_assets.train.spec import make_spec
     from pretrain_assets.train.trackers import check_trackers
 
     location = obj["location"]
-    resolved = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
     record = find_record(location, "tokenized", tag)
+    asked = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
+    resolved = resolve(asked, open_pin(location, record.pin).schema.names)
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)

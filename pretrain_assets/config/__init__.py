@@ -4,6 +4,14 @@ Invariant: a config is complete. Whatever changes a result is a field here, and 
 host name or a rank.
 """
 
+from pretrain_assets.config.curation import (
+    ContaminationConfig,
+    EmbedConfig,
+    MaskConfig,
+    ModelScoreConfig,
+    NearDedupConfig,
+    QualityConfig,
+)
 from pretrain_assets.config.data import DataConfig, LoaderConfig, MixtureComponent, TokenizerIdentity
 from pretrain_assets.config.stages import (
     DedupConfig,
@@ -17,16 +25,22 @@ from pretrain_assets.config.training import ExecutionConfig, ModelConfig, Recipe
 from pretrain_assets.convert import check_name, from_dict, override, to_dict
 
 __all__ = [
+    "ContaminationConfig",
     "DataConfig",
     "DedupConfig",
+    "EmbedConfig",
     "EngineConfig",
     "ExecutionConfig",
     "IndexConfig",
     "IngestConfig",
     "LoaderConfig",
     "MaintainConfig",
+    "MaskConfig",
     "MixtureComponent",
     "ModelConfig",
+    "ModelScoreConfig",
+    "NearDedupConfig",
+    "QualityConfig",
     "Recipe",
     "RunSpec",
     "TokenizeConfig",

@@ -41,13 +41,21 @@ class IngestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DedupConfig:
-    """How exact duplicates are found."""
+    """How exact duplicates are found. Nothing here changes a value."""
 
     batch_bytes: int = 32 << 20
-    """Bytes of text held per batch. Does not change the result."""
+    """Bytes of text held per batch and worker, and once more for its content."""
+    memory_bytes: int = 2 << 30
+    """Bytes held to compare rows with earlier ones, 24 for each; more goes to temporary files (TMPDIR). 2 GiB: 89
+    million rows."""
+    max_share_removed: float = 0.5
+    """Share of a source's rows above which the check `share_removed` alarms: usually templates, not copies."""
 
     def __post_init__(self) -> None:
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
+        require(self.memory_bytes >= 0, "memory_bytes", self.memory_bytes, "use 0 or more")
+        share = self.max_share_removed
+        require(0 <= share <= 1, "max_share_removed", share, "use a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,11 @@ class TokenizeConfig:
     beside: str = ""
     """Empty: the columns `input_ids` and `n_tokens`, made anew when the tokenizer changes. A word, such as `byte`:
     columns beside them, `input_ids_byte` and `n_tokens_byte`, of a stage `tokenized_byte`."""
+    text_column: str = "text"
+    """Column that is encoded: `text`, or `text_masked`, in which e-mail and IP addresses are replaced."""
+    engine: Literal["auto", "fastokens", "tiktoken", "transformers"] = "auto"
+    """What runs a byte-level BPE; gives the same ids, which are compared before every run. `auto`: the fastest that is
+    installed (fastokens comes with the extra `fast`). Other tokenizers are run by transformers."""
     batch_bytes: int = 4 << 20
     """Bytes of text held per batch and worker. Does not change the result. 4 MiB: as fast as more, in less memory."""
     on_error: Literal["raise", "null"] = "raise"
@@ -71,6 +84,9 @@ class TokenizeConfig:
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
         word = not self.beside or (self.beside != "error" and re.fullmatch("[a-z][a-z0-9]*", self.beside) is not None)
         require(word, "beside", self.beside, "use lower-case letters and digits, beginning with a letter; not `error`")
+        require(bool(self.text_column.strip()), "text_column", self.text_column, "name a column, such as text")
+        engines = ("auto", "fastokens", "tiktoken", "transformers")
+        require(self.engine in engines, "engine", self.engine, f"use one of {', '.join(engines)}")
         require(self.on_error in ("raise", "null"), "on_error", self.on_error, "use raise or null")
         require(0 <= self.max_failed_share <= 1, "max_failed_share", self.max_failed_share, "use a number from 0 to 1")
 

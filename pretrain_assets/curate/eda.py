@@ -31,7 +31,7 @@ class SourceShare:
     rows: int
     """Documents of the source."""
     duplicates: int
-    """Of these, documents with `is_dup`."""
+    """Of these, duplicates."""
 
 
 def score_bins(dataset: lance.LanceDataset) -> list[Bin]:
@@ -50,10 +50,10 @@ def length_bins(dataset: lance.LanceDataset) -> list[Bin]:
     return [Bin(label=f"{edge:,}+", rows=counts.get(edge, 0)) for edge in LENGTH_EDGES]
 
 
-def duplicates_by_source(dataset: lance.LanceDataset) -> list[SourceShare]:
-    """Rows and duplicates of every source, largest source first."""
+def duplicates_by_source(dataset: lance.LanceDataset, flag: str = "is_dup") -> list[SourceShare]:
+    """Rows and duplicates (rows with `flag`) of every source, largest source first."""
     query = (
-        "SELECT source, count(*) AS n, sum(CASE WHEN is_dup THEN 1 ELSE 0 END) AS dups "
+        f"SELECT source, count(*) AS n, sum(CASE WHEN {flag} THEN 1 ELSE 0 END) AS dups "
         "FROM dataset GROUP BY source ORDER BY n DESC, source"
     )
     return [SourceShare(source=r["source"], rows=r["n"], duplicates=r["dups"]) for r in _rows(dataset, query)]

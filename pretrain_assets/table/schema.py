@@ -7,6 +7,7 @@ values.
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import TokenizerIdentity, from_dict
@@ -68,5 +69,11 @@ def tokenizer_identity(dataset: lance.LanceDataset, column: str = "input_ids") -
             f"{dataset.uri} version {dataset.version} has no {column}: materialize corpus/tokenized first (`pretrain "
             "tokenize`, with `--beside` for a second tokenizer), and train on its version."
         )
-    metadata = dataset.schema.field(column).metadata or {}
-    return from_dict(TokenizerIdentity, json.loads(metadata[PARAMETERS_KEY]))
+    parameters = making_parameters(dataset.schema.field(column))
+    return from_dict(TokenizerIdentity, {f.name: parameters[f.name] for f in fields(TokenizerIdentity)})
+
+
+def making_parameters(existing: pa.Field) -> dict[str, Any]:
+    """The parameters that made a computed column; empty for another one."""
+    found: dict[str, Any] = json.loads((existing.metadata or {}).get(PARAMETERS_KEY, b"{}"))
+    return found

@@ -1,6 +1,7 @@
 """Invariants of the table at a version, stage by stage. Each answers with findings; nothing is repaired here.
 
-Memory: ids are checked in one pass (they only ever grow); distinct hashes take about 32 bytes per row in the engine.
+Memory: ids are checked in one pass (they only ever grow); distinct hashes take about 32 bytes per row in the engine,
+and so do the rows that duplicates are joined with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 SCAN_ROWS = 65_536
 MAX_SHARE_REMOVED = 0.5
-"""A source that loses more than this share to deduplication is worth a look: usually templates, not copies."""
+"""Limit of `share_removed` for records that were written before limits could be set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,8 @@ def schema_matches(dataset: lance.LanceDataset, stage: str) -> Finding:
     """Every column the stage owns is there with its type."""
     have = {f.name: str(f.type) for f in dataset.schema}
     columns = [c for c in columns_of(stage) if not c.optional or c.name in have]
-    wrong = {c.name: have.get(c.name) for c in columns if have.get(c.name) != c.arrow_type}
+    kinds = {name: {kind, kind.partition("[")[0]} for name, kind in have.items()}
+    wrong = {c.name: have.get(c.name) for c in columns if c.arrow_type not in kinds.get(c.name, ())}
     return Finding(
         name="schema_matches",
         passed=not wrong,
@@ -108,20 +110,47 @@ def one_kept_per_class(dataset: lance.LanceDataset) -> Finding:
     )
 
 
-def share_removed(dataset: lance.LanceDataset) -> Finding:
-    """No source loses more than `MAX_SHARE_REMOVED` of its rows to deduplication."""
+def duplicates_name_survivors(dataset: lance.LanceDataset) -> Finding:
+    """Every duplicate names a kept row before it that has the same content hash; no other row names one."""
     query = (
-        "SELECT source, avg(CASE WHEN is_dup THEN 1.0 ELSE 0.0 END) AS share FROM dataset "
-        "WHERE is_dup IS NOT NULL GROUP BY source ORDER BY share DESC, source"
+        "SELECT count(*) FILTER (WHERE d.is_dup) AS duplicates, count(*) FILTER (WHERE d.is_dup <> "
+        "(s.id IS NOT NULL AND NOT s.is_dup AND s.id < d.id AND s.content_hash = d.content_hash) "
+        "OR (d.dup_of IS NOT NULL) <> d.is_dup) AS wrong "
+        "FROM dataset d LEFT JOIN dataset s ON d.dup_of = s.id WHERE d.is_dup IS NOT NULL"
+    )
+    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    return Finding(
+        name="duplicates_name_survivors",
+        passed=row["wrong"] == 0,
+        description=f"{row['wrong']:,} rows name a wrong first row, or none; {row['duplicates']:,} duplicates",
+        details=row,
+    )
+
+
+def share_removed(
+    dataset: lance.LanceDataset, record: LineageRecord, *, name: str = "share_removed", flag: str = "is_dup"
+) -> Finding:
+    """No source loses more of its rows than the limit that the stage was given.
+
+    Args:
+        dataset: The version.
+        record: The stage's record, with the limit.
+        name: Name of the check, under which the record has the limit.
+        flag: The column that is true for removed rows.
+    """
+    query = (
+        f"SELECT source, avg(CASE WHEN {flag} THEN 1.0 ELSE 0.0 END) AS share FROM dataset "
+        f"WHERE {flag} IS NOT NULL GROUP BY source ORDER BY share DESC, source"
     )
     rows = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
-    over = [row for row in rows if row["share"] > MAX_SHARE_REMOVED]
+    limit = record.details.get("limits", {}).get(name, MAX_SHARE_REMOVED)
+    over = [row for row in rows if row["share"] > limit]
     worst = rows[0] if rows else {"source": "none", "share": 0.0}
     return Finding(
-        name="share_removed",
+        name=name,
         passed=not over,
-        description=f"largest share removed: {worst['share']:.1%} of {worst['source']} (limit {MAX_SHARE_REMOVED:.0%})",
-        details={"sources_over_limit": [row["source"] for row in over]},
+        description=f"largest share removed: {worst['share']:.1%} of {worst['source']} (limit {limit:.0%})",
+        details={"sources_over_limit": [row["source"] for row in over], "limit": limit},
     )
 
 

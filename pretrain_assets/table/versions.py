@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 TABLE_ID_KEY = b"pretrain.table_id"
 """Key of the table's identity in the metadata of its `id` column (lancedb 0.40 panics on metadata of the schema)."""
 
-STAGES = ("ingested", "deduped", "tokenized", "indexed", "deleted", "maintained")
+CURATION = ("deduped", "near_deduped", "quality", "decontaminated")
+"""Stages of curation in flow order; each reads the newest version of those before it."""
+STAGES = ("ingested", *CURATION, "tokenized", "indexed", "deleted", "maintained")
 """Stages that make versions, in flow order; the last two at any time."""
 VERBS = {
     "ingested": "ingest",
     "deduped": "dedup",
+    "near_deduped": "near-dedup",
+    "quality": "quality",
+    "decontaminated": "decontaminate",
     "tokenized": "tokenize",
     "indexed": "index",
     "deleted": "delete",

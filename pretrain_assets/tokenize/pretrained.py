@@ -14,7 +14,8 @@ from typing import Any
 
 from pretrain_assets.config import TokenizerIdentity
 from pretrain_assets.errors import TokenizerError
-from pretrain_assets.tokenize.tokenizers import GPT2_EOS, Tokenizer, _byte_of_character, load_tokenizer
+from pretrain_assets.tokenize.bytelevel import byte_of_character
+from pretrain_assets.tokenize.tokenizers import GPT2_EOS, Tokenizer, load_tokenizer
 
 TOKENIZER_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 GPT2_FILES = ("vocab.json", "merges.txt", TOKENIZER_NAME)
@@ -128,5 +129,5 @@ def _byte_level(eos_id: int) -> dict[str, Any]:
         "pre_tokenizer": stages,
         "post_processor": None,
         "decoder": stages,
-        "model": {"type": "BPE", "vocab": _byte_of_character(), "merges": []},
+        "model": {"type": "BPE", "vocab": byte_of_character(), "merges": []},
     }

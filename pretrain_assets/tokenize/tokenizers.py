@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pretrain_assets.config import TokenizerIdentity
 from pretrain_assets.errors import TokenizerError
+from pretrain_assets.tokenize.bytelevel import GPT2_PATTERN, ByteLevel, byte_level, byte_of_character, check_merges
+from pretrain_assets.tokenize.engines import FastokensEngine, ReferenceEngine, TiktokenEngine, concatenate
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""Pre-tokenizer of GPT-2, as published with the model (openai/gpt-2, encoder.py)."""
+    from pretrain_assets.tokenize.engines import Encode
+
 GPT2_EOS = "<|endoftext|>"
-LONG_TEXT = 100_000
-"""Characters from which a text is searched for runs of white space as long: near 1,000,000 they overflow the regex."""
-LONG_RUN = re.compile(rf"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{LONG_TEXT},}}")
 
 
 class Tokenizer(Protocol):
@@ -42,6 +39,17 @@ class Tokenizer(Protocol):
         self, texts: Sequence[str], num_threads: int = 1
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Token ids of all texts in one array, and offsets (len(texts) + 1) of each text's first id."""
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether there is more than one way to encode."""
+
+    def engine(self, name: str) -> Encode:
+        """What encodes as `encode_batch` does: `fastokens`, `tiktoken` or `transformers`.
+
+        Raises:
+            TokenizerError: this tokenizer cannot be run so.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; bytes that are not UTF-8 become U+FFFD."""
@@ -68,19 +76,18 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 class Gpt2Tokenizer:
-    """The GPT-2 byte-level BPE from the bundled vocabulary, run by tiktoken."""
+    """The GPT-2 byte-level BPE from the bundled vocabulary, run by tiktoken unless another engine is asked for."""
+
+    has_engines = True
 
     def __init__(self) -> None:
-        import tiktoken
-
-        folder = files("pretrain_assets") / "data" / "gpt2"
-        vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        to_byte = _byte_of_character()
+        self._folder = files("pretrain_assets") / "data" / "gpt2"
+        vocabulary = json.loads((self._folder / "vocab.json").read_text(encoding="utf-8"))
+        to_byte = byte_of_character()
         eos_id = vocabulary.pop(GPT2_EOS)
         ranks = {bytes(to_byte[c] for c in token): rank for token, rank in vocabulary.items()}
-        self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={GPT2_EOS: eos_id}
-        )
+        self._tokens = {rank: token for token, rank in ranks.items()}
+        self._tiktoken = TiktokenEngine(ByteLevel(ranks=ranks, pattern=GPT2_PATTERN))
         self.identity = TokenizerIdentity(
             name="gpt2",
             fingerprint=_fingerprint(
@@ -94,35 +101,30 @@ class Gpt2Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], num_threads: int = 1
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Encode on some threads; tiktoken releases the interpreter lock."""
-        if num_threads == 1 or len(texts) == 1:
-            return _concatenate([self._encode(text) for text in texts])
-        with ThreadPoolExecutor(num_threads) as pool:
-            return _concatenate(list(pool.map(self._encode, texts)))
+        """Encode on some threads."""
+        return self._tiktoken(texts, num_threads)
 
-    def _encode(self, text: str) -> Sequence[int]:
-        """As `encode_ordinary`, but cuts long runs of white space where GPT2_PATTERN does, before their last one."""
-        if len(text) <= LONG_TEXT or not LONG_RUN.search(text):
-            # an array, not a list: 10 instead of 7 to 9 MB/s on one core (measured on the bundled documents)
-            found: Sequence[int] = self._encoding.encode_to_numpy(text, disallowed_special=())
-            return found
-        ids: list[int] = []
-        start = 0
-        for run in LONG_RUN.finditer(text):
-            stop = run.end() if run.end() == len(text) else run.end() - 1
-            ids += self._encoding.encode_ordinary(text[start : run.start()])
-            ids += self._encoding._encode_single_piece(text[run.start() : stop])
-            start = stop
-        ids += self._encoding.encode_ordinary(text[start:])
-        return ids
+    def engine(self, name: str) -> Encode:
+        """Any engine; transformers' part is played by the `tokenizers` package that it stands on."""
+        if name == "tiktoken":
+            return self._tiktoken
+        tokenizer_json = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+        if name == "fastokens":
+            return FastokensEngine(tokenizer_json)
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+        backend.encode_special_tokens = True
+        return ReferenceEngine(backend)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; padding is left out."""
-        return str(self._encoding.decode([i for i in ids if i <= self._encoding.max_token_value], errors="replace"))
+        known = self._tokens | {self.identity.eos_id: GPT2_EOS.encode()}
+        return b"".join(known[i] for i in ids if i in known).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Bytes of each id."""
-        return _lengths({rank: token for token, rank in self._encoding._mergeable_ranks.items()}, self.identity)
+        return _lengths(self._tokens, self.identity)
 
 
 _gpt2 = cache(Gpt2Tokenizer)
@@ -132,6 +134,7 @@ _gpt2 = cache(Gpt2Tokenizer)
 class ByteTokenizer:
     """UTF-8 bytes as ids 0 to 255, end-of-text 256."""
 
+    has_engines = False
     identity = TokenizerIdentity(name="byte", fingerprint="utf-8-bytes", vocab_size=257, eos_id=256, pad_id=257)
 
     def encode_batch(
@@ -140,7 +143,11 @@ class ByteTokenizer:
         """One id per UTF-8 byte."""
         import numpy as np
 
-        return _concatenate([np.frombuffer(text.encode(), dtype=np.uint8) for text in texts])
+        return concatenate([np.frombuffer(text.encode(), dtype=np.uint8) for text in texts])
+
+    def engine(self, name: str) -> Encode:
+        """There is one."""
+        return self.encode_batch
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; end-of-text is left out."""
@@ -184,7 +191,7 @@ class HuggingFaceTokenizer:
         self._unknown_id = None if unknown_id in (eos_id, pad_id) else unknown_id
         self._special_ids = sorted(set(self._tokenizer.all_special_ids) - {self._unknown_id})
         vocab_size = 1 + max(self._tokenizer.get_vocab().values())  # not the number of entries: ids may have gaps
-        vocabulary = json.loads(self._fast.to_str()) if self._fast else sorted(self._tokenizer.get_vocab().items())
+        vocabulary = self._stored if self._fast else sorted(self._tokenizer.get_vocab().items())
         self.identity = TokenizerIdentity(
             name=f"hf:{folder.resolve().name if local else name}",
             fingerprint=_fingerprint(vocabulary, eos_id),
@@ -204,10 +211,10 @@ class HuggingFaceTokenizer:
         import numpy as np
 
         if self._fast is not None:
-            encoded = [e.ids for e in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+            values, offsets = self._reference(texts)
         else:
             encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        values, offsets = _concatenate(encoded)
+            values, offsets = concatenate(encoded)
         spelled = np.isin(values, self._special_ids)
         if spelled.any():
             if self._unknown_id is None:
@@ -219,16 +226,43 @@ class HuggingFaceTokenizer:
             values[spelled] = self._unknown_id
         return values, offsets
 
+    @property
+    def has_engines(self) -> bool:
+        """Not where transformers has only its slow implementation in Python."""
+        return self._fast is not None
+
+    def engine(self, name: str) -> Encode:
+        """Transformers for all, the others for a byte-level BPE.
+
+        Raises:
+            TokenizerError: it is none, or not one that this engine can run.
+        """
+        if name == "transformers":
+            return self.encode_batch
+        check_merges(self._stored)
+        if name == "tiktoken":
+            return TiktokenEngine(byte_level(self._stored), self.encode_batch)
+        return FastokensEngine(self._fast.to_str())
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads(self._fast.to_str())
+        return stored
+
+    @cached_property
+    def _reference(self) -> ReferenceEngine:
+        return ReferenceEngine(self._fast)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids."""
         return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def token_bytes(self) -> npt.NDArray[np.int64] | None:
         """Bytes of each id of a byte-level BPE, whose tokens are spelled by one character per byte; None for others."""
-        stored = json.loads(self._fast.to_str()) if self._fast is not None else {}
+        stored = self._stored if self._fast is not None else {}
         if (stored.get("decoder") or {}).get("type") != "ByteLevel":
             return None
-        to_byte, added = _byte_of_character(), {entry["id"]: entry for entry in stored["added_tokens"]}
+        to_byte, added = byte_of_character(), {entry["id"]: entry for entry in stored["added_tokens"]}
         tokens: dict[int, bytes] = {}
         for token, number in self._tokenizer.get_vocab().items():
             if number in added:  # spelled as it is in the text
@@ -241,17 +275,6 @@ class HuggingFaceTokenizer:
         return _lengths(tokens, self.identity)
 
 
-def _concatenate(encoded: Sequence[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    import numpy as np
-
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
-    values = np.empty(offsets[-1], dtype=np.int32)
-    for ids, start, stop in zip(encoded, offsets[:-1], offsets[1:], strict=True):
-        values[start:stop] = ids
-    return values, offsets
-
-
 def _lengths(tokens: Mapping[int, bytes], identity: TokenizerIdentity) -> npt.NDArray[np.int64]:
     """Bytes of every id, 0 for those that are no key."""
     import numpy as np
@@ -259,13 +282,6 @@ def _lengths(tokens: Mapping[int, bytes], identity: TokenizerIdentity) -> npt.ND
     lengths = np.zeros(identity.vocab_size, np.int64)
     lengths[list(tokens)] = [len(token) for token in tokens.values()]
     return lengths
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte (openai/gpt-2, encoder.py, bytes_to_unicode), inverted."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _fingerprint(*parts: Any) -> str:

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
+READ_BATCH_BYTES = 8 << 20
+"""Bytes per batch when a column is streamed; Lance reads some sixteen of them ahead."""
 READ_BACK_FRAGMENTS = 64
 """Fragments of which a committed fill reads rows back: each file was already checked when it was staged."""
 
 
-def read_column(
+def column_batches(
     dataset: lance.LanceDataset,
     fragments: Sequence[lance.LanceFragment],
     column: pa.Field,
     *,
     staged: Mapping[int, StagedFile],
     in_table: bool,
-) -> pa.ChunkedArray:
-    """All live values of one column in row order; NULL where it has not been computed.
+) -> Iterator[pa.Array]:
+    """The live values of one column in row order, piece by piece; NULL where it has not been computed.
 
     Args:
         dataset: The table.
@@ -35,23 +37,25 @@ def read_column(
     """
     import pyarrow as pa
 
-    chunks: list[pa.Array] = []
     for fragment in fragments:
         if fragment.fragment_id in staged:
-            chunks.extend(_read_staged(dataset.uri, fragment, column.name, staged[fragment.fragment_id]))
+            yield from _read_staged(dataset.uri, fragment, column.name, staged[fragment.fragment_id])
         elif in_table:
-            scanner = fragment.scanner(columns=[column.name], batch_size=columnfile.READ_BATCH_ROWS)
-            chunks.extend(batch.column(0) for batch in scanner.to_batches())
+            scanner = fragment.scanner(
+                columns=[column.name], batch_size_bytes=READ_BATCH_BYTES, io_buffer_size=4 * READ_BATCH_BYTES
+            )
+            yield from (batch.column(0) for batch in scanner.to_batches())
         else:
-            chunks.append(pa.nulls(fragment.count_rows(), column.type))
-    return pa.chunked_array(chunks, column.type)
+            rows, most = fragment.count_rows(), columnfile.READ_BATCH_ROWS
+            yield from (pa.nulls(min(most, rows - at), column.type) for at in range(0, rows, most))
 
 
 def _read_staged(uri: str, fragment: lance.LanceFragment, name: str, file: StagedFile) -> Iterator[pa.Array]:
     import numpy as np
 
     live, position = columnfile.live_offsets(fragment), 0
-    for batch in columnfile.read_batches(uri, file.name, columnfile.READ_BATCH_ROWS, [name]):
+    batch_rows = min(columnfile.READ_BATCH_ROWS, max(1, READ_BATCH_BYTES * file.num_rows // max(1, file.num_bytes)))
+    for batch in columnfile.read_batches(uri, file.name, batch_rows, [name]):
         stop = position + batch.num_rows
         if live is None:
             yield batch.column(0)

@@ -110,7 +110,10 @@ def _commit(location: Location, plan: Plan, record: LineageRecord) -> lance.Lanc
     written = [work for work in plan.work if work.staged]
     if plan.schema_changes or len(written) != 1:
         operation = operations.merge_operation(
-            plan.dataset, [work.outputs for work in plan.work], [work.staged for work in plan.work], remake=plan.remake
+            plan.dataset,
+            [work.outputs for work in plan.work],
+            [work.staged for work in plan.work],
+            remade=[work.remake for work in plan.work],
         )
     else:
         operation = operations.replacement_operation(plan.dataset, written[0].outputs, written[0].staged)
@@ -160,9 +163,15 @@ def _record(plan: Plan, input_pin: Pin, run_id: str | None, seconds: float) -> L
         seconds=round(seconds, 3),
         details={
             "planned": {"version": plan.dataset.version, "rows": plan.dataset.count_rows()},
+            **_limits(spec),
+            **spec.facts,
             **({"max_failed_share": spec.max_failed_share, "failed": examples} if failed else {}),
         },
     )
+
+
+def _limits(spec: Fill) -> dict[str, object]:
+    return {"limits": dict(spec.limits)} if spec.limits else {}
 
 
 def _failures(plan: Plan) -> tuple[dict[str, int], list[dict[str, object]]]:
@@ -190,7 +199,10 @@ def _nothing_to_fill(plan: Plan, input_pin: Pin, run_id: str | None) -> StageRes
     previous = plan.previous
     if previous is not None and previous.version >= input_pin.version:
         _log.info("%s: nothing new, still %s", previous.stage, previous.tag)
-        return StageResult(record=previous, changed=False)
+        current = dataclasses.replace(previous, details={**previous.details, **_limits(plan.spec)})
+        if current != previous:
+            tag_version(plan.dataset, current)
+        return StageResult(record=current, changed=False)
     record = dataclasses.replace(
         _record(plan, input_pin, run_id, 0.0), version=input_pin.version, rows_total=plan.input_rows
     )

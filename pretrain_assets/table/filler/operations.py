@@ -33,11 +33,11 @@ def merge_operation(
     outputs: Sequence[pa.Schema],
     staged: Sequence[Mapping[int, StagedFile]],
     *,
-    remake: bool,
+    remade: Sequence[bool],
 ) -> Any:
     """Values and schema in one version: new columns, columns made anew, or several groups of columns.
 
-    With `remake`, a fragment without a staged file loses the values it had: they were made otherwise.
+    A fragment without a staged file loses the values that it has of a group that is `remade`: they were made otherwise.
     """
     import lance
 
@@ -45,7 +45,7 @@ def merge_operation(
     fragments = []
     for fragment in dataset.get_fragments():
         metadata = fragment.metadata
-        for group, files in zip(outputs, staged, strict=True):
+        for group, files, remake in zip(outputs, staged, remade, strict=True):
             ids = leaf_ids(schema, group.names)
             file = files.get(fragment.fragment_id)
             if file or remake:

@@ -35,6 +35,8 @@ class GroupWork:
     """That one."""
     judged: tuple[str, ...]
     """A computed row has a value in one of these."""
+    remake: bool
+    """The columns are new, or made by other code or parameters: every fragment, and the schema changes."""
     fragments: list[lance.LanceFragment]
     """Fragments that lack values; staging adds those whose values are outdated."""
     staged: dict[int, StagedFile] = field(default_factory=dict)
@@ -51,8 +53,6 @@ class Plan:
     """The newest version, which the commit is made on."""
     wanted: list[lance.LanceFragment]
     """Fragments that hold rows of the input version."""
-    remake: bool
-    """The columns are new, or made by other code or parameters: every fragment, and the schema changes."""
     rows_deleted: bool
     """Rows that the stage's last version had are gone, so values that depend on other rows may be outdated."""
     input_rows: int
@@ -68,6 +68,11 @@ class Plan:
     def fields(self) -> list[pa.Field]:
         """All fields written."""
         return [f for work in self.work for f in work.outputs]
+
+    @property
+    def remake(self) -> bool:
+        """Whether columns of some group are made anew."""
+        return any(work.remake for work in self.work)
 
     @property
     def schema_changes(self) -> bool:
@@ -88,22 +93,28 @@ def make_plan(location: Location, spec: Fill, input_pin: Pin) -> Plan:
         TableError: `input_pin` names another table, or a version that is gone.
     """
     dataset = open_dataset(location)
-    existing = {f.name: f for f in dataset.schema}
-    values = [f for group in spec.groups for f in group.outputs]
-    remake = not all(f.name in existing and same_making(existing[f.name], f) for f in values)
     pinned = open_pin(location, input_pin)
     previous = latest_record(dataset, spec.stage)
     wanted = _fragments_of(dataset, pinned)
+    work: list[GroupWork] = []
+    for group in spec.groups:
+        after_remade = isinstance(group, TableColumns) and any(earlier.remake for earlier in work)
+        remake = after_remade or not _is_made_so(dataset, group)
+        work.append(_group_work(dataset, wanted, group, spec, remake))
     return Plan(
         spec=spec,
         dataset=dataset,
         wanted=wanted,
-        remake=remake,
-        rows_deleted=not remake and _rows_deleted(dataset, spec, previous),
+        rows_deleted=_rows_deleted(dataset, spec, previous),
         input_rows=pinned.count_rows(),
         previous=previous,
-        work=[_group_work(dataset, wanted, group, spec, remake) for group in spec.groups],
+        work=work,
     )
+
+
+def _is_made_so(dataset: lance.LanceDataset, group: RowColumns | TableColumns) -> bool:
+    existing = {f.name: f for f in dataset.schema}
+    return all(f.name in existing and same_making(existing[f.name], f) for f in group.outputs)
 
 
 def _fragments_of(dataset: lance.LanceDataset, pinned: lance.LanceDataset) -> list[lance.LanceFragment]:
@@ -134,7 +145,9 @@ def _group_work(
         outputs = outputs.append(_reasons_field(outputs, error_name))
     judged = (group.names[-1], *([error_name] if error_name and spec.on_error == "null" else []))
     fragments = list(wanted) if remake else missing_fragments(dataset, wanted, group, judged)
-    return GroupWork(group=group, outputs=outputs, error_name=error_name, judged=judged, fragments=fragments)
+    return GroupWork(
+        group=group, outputs=outputs, error_name=error_name, judged=judged, remake=remake, fragments=fragments
+    )
 
 
 def _reasons_field(outputs: pa.Schema, name: str) -> pa.Field:

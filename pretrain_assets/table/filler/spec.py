@@ -6,8 +6,8 @@ whatever changes a value is in `code_version` or `parameters`, and nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -35,10 +35,16 @@ class Worker:
 
 
 class ColumnReader(Protocol):
-    """Reads any column of the rows being worked on, files staged by an earlier group included."""
+    """Reads any column of the rows being worked on, files staged by an earlier group included.
+
+    Values are those of live rows, in row order; NULL where a computed column has no value yet.
+    """
 
     def __call__(self, name: str) -> pa.ChunkedArray:
-        """All live values of a column in row order; NULL where a computed column has no value yet."""
+        """All values of a column."""
+
+    def batches(self, name: str) -> Iterator[pa.Array]:
+        """All values of a column piece by piece, for one that is too large to be held: some megabytes at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,8 @@ class ColumnGroup:
     """Columns computed together."""
 
     outputs: pa.Schema
-    """Fields written, narrowest last, their making in the metadata (`schema.computed_field`)."""
+    """Fields written, narrowest last, their making in the metadata (`schema.computed_field`): where it is another than
+    the table's, the group is computed anew for every row, and so is each `TableColumns` after it."""
     inputs: tuple[str, ...]
     """Columns of the table that the batch function is given."""
     nullable: tuple[str, ...] = ()
@@ -97,15 +104,19 @@ class Fill:
     groups: tuple[RowColumns | TableColumns, ...]
     """Column groups in the order they are computed."""
     code_version: str
-    """Version of the code that computes the values; a change recomputes every row."""
+    """Version of the code that computes the values, for the record."""
     parameters: dict[str, Any]
-    """Parameters that change the values, as plain JSON; a change recomputes every row."""
+    """Parameters that change the values, as plain JSON, for the record."""
     batch_bytes: int
     """Bytes of input held per batch and worker."""
     on_error: Literal["raise", "null"] = "raise"
     """A row that fails stops the fill (`raise`), or gets NULL, a reason and a place in the ledger (`null`)."""
     max_failed_share: float = 0.001
     """Share of failed rows above which the check `failed_share` alarms."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits that checks hold the stage to, by the name of the check; in the record, and no value depends on them."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """More for the record's details, such as what computed the values; no value depends on them."""
     summarize: Callable[[ColumnReader], dict[str, int]] | None = None
     """Ledger of the rows filled, from the columns just computed: `in` is every row, NULL a row that failed, and what is
     not failed closes on `in`. None: all rows are `written`."""

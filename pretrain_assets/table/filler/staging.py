@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.progress import Progress
@@ -16,6 +17,7 @@ from pretrain_assets.table.lineage import digest
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 
 def stage(plan: Plan, session: Session) -> None:
@@ -30,14 +32,36 @@ def stage(plan: Plan, session: Session) -> None:
             _stage_group(plan, work, session, function)
 
 
+@dataclass(frozen=True)
+class _PlanReader:
+    """Reads columns of a plan's fragments, from the files staged so far where there are any."""
+
+    plan: Plan
+    fragments: Sequence[lance.LanceFragment]
+
+    def __call__(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        return pa.chunked_array(list(self.batches(name)), self._field(name).type)
+
+    def batches(self, name: str) -> Iterator[pa.Array]:
+        ours = next((work for work in self.plan.work if name in work.outputs.names), None)
+        return columnread.column_batches(
+            self.plan.dataset,
+            self.fragments,
+            self._field(name),
+            staged=ours.staged if ours else {},
+            in_table=name in self.plan.dataset.schema.names and not (ours and ours.remake),
+        )
+
+    def _field(self, name: str) -> pa.Field:
+        ours = {f.name: f for f in self.plan.fields}
+        return ours[name] if name in ours else self.plan.dataset.schema.field(name)
+
+
 def reader(plan: Plan, fragments: Sequence[lance.LanceFragment]) -> ColumnReader:
     """Reads columns of these fragments, from the files staged so far where there are any."""
-    staged = {name: work.staged for work in plan.work for name in work.outputs.names}
-    columns = {f.name: f for f in [*plan.dataset.schema, *plan.fields]}
-    in_table = set(plan.dataset.schema.names) - ({f.name for f in plan.fields} if plan.remake else set())
-    return lambda name: columnread.read_column(
-        plan.dataset, fragments, columns[name], staged=staged.get(name, {}), in_table=name in in_table
-    )
+    return _PlanReader(plan, fragments)
 
 
 def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchFunction | None) -> None:

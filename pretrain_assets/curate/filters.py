@@ -1,0 +1,226 @@
+"""Filters by name: what `clean` or `english` means, in SQL, and how names become plain SQL.
+
+Invariant: what a run, a passport or a digest holds is plain SQL, so a name may change its meaning later without
+changing what was trained. A column of the table wins over a name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pretrain_assets.config import Recipe
+from pretrain_assets.curate.sql import KEYWORDS, SYSTEM_PREFIX, and_terms, tokens
+from pretrain_assets.errors import FilterError
+from pretrain_assets.table.columns import COLUMNS
+from pretrain_assets.table.predicate import check_predicate
+from pretrain_assets.table.verify import Finding, filters_disjoint
+from pretrain_assets.table.versions import STAGES, VERBS
+
+if TYPE_CHECKING:
+    import lance
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedFilter:
+    """A predicate that has a name."""
+
+    name: str
+    """The word that stands for it."""
+    meaning: str
+    """What the rows it keeps are, in a line."""
+    sql: str
+    """SQL over columns and other names."""
+
+
+def by_name(*filters: NamedFilter) -> dict[str, NamedFilter]:
+    """Filters by their names."""
+    return {named.name: named for named in filters}
+
+
+FILTERS = by_name(
+    NamedFilter(
+        name="clean",
+        meaning="no copy of an earlier row, exact or near, and no evaluation text in it",
+        sql="NOT is_dup AND NOT is_near_dup AND NOT contaminated",
+    ),
+    NamedFilter(
+        name="english",
+        meaning="English with a probability of at least 0.65, as FineWeb (Penedo et al. 2024, section 3.3)",
+        sql="language = 'en' AND language_probability >= 0.65",
+    ),
+    NamedFilter(name="held_out", meaning="one row in a hundred, for the validation loss", sql="id % 100 = 0"),
+    NamedFilter(name="training", meaning="the other 99 rows in a hundred", sql="id % 100 != 0"),
+)
+"""Every named filter, in the order in which people read them."""
+
+DISJOINT = (("training", "held_out"),)
+"""Pairs of names that no row may satisfy both of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One of the conditions whose AND a filter is."""
+
+    number: str
+    """Place in the filter: `2`, or `2.1` for a term of the name that is term 2."""
+    text: str
+    """As it is written."""
+    sql: str
+    """The same in plain SQL."""
+    children: tuple[Term, ...] = ()
+    """Where it is a name: the terms of its meaning, if there are several."""
+
+    @property
+    def leaves(self) -> list[Term]:
+        """The terms that have no terms of their own, in order."""
+        return [leaf for child in self.children for leaf in child.leaves] or [self]
+
+
+def expand(
+    text: str,
+    columns: Collection[str],
+    *,
+    names: Mapping[str, NamedFilter] = FILTERS,
+    setting: str = "filter",
+) -> str:
+    """A predicate in plain SQL: every name outside of quotes is replaced by its meaning, in brackets.
+
+    A predicate without names comes back as it is.
+
+    Args:
+        text: SQL over columns and names.
+        columns: Columns of the table at the version that is asked.
+        names: Known names.
+        setting: Name of the setting that the predicate comes from, for messages.
+
+    Raises:
+        FilterError: a word is neither a column nor a name, a column is not there yet, or names go round in a circle.
+    """
+    unknown: dict[str, str] = {}
+    plain = _expand(text, frozenset(name.lower() for name in columns), names, (), unknown)
+    if unknown:
+        raise FilterError(f"{setting}={text!r} {_advice(unknown, columns, names)}")
+    return plain
+
+
+def _expand(
+    text: str,
+    columns: frozenset[str],
+    names: Mapping[str, NamedFilter],
+    within: tuple[str, ...],
+    unknown: dict[str, str],
+) -> str:
+    """The plain SQL; words that are neither column nor name go into `unknown`, with the name that they came from.
+
+    Columns are given in lower case: Lance finds them whatever the case of their letters.
+    """
+    parts = []
+    for token in tokens(text):
+        word = token.text
+        is_sql = token.lower in KEYWORDS or word.startswith(SYSTEM_PREFIX)
+        if not token.is_name or token.lower in columns or is_sql:
+            parts.append(word)
+        elif word in within:
+            raise FilterError(f"The named filters go round in a circle: {' -> '.join([*within, word])}; change one")
+        elif word in names:
+            parts.append(f"({_expand(names[word].sql, columns, names, (*within, word), unknown)})")
+        else:
+            unknown.setdefault(word, within[0] if within else "")
+            parts.append(word)
+    return "".join(parts)
+
+
+def _advice(unknown: Mapping[str, str], columns: Collection[str], names: Mapping[str, NamedFilter]) -> str:
+    """What to say of words that are neither columns of this version nor names."""
+    owners = {column.name: column.owner for column in COLUMNS}
+    strange = [word for word in unknown if word not in owners]
+    if strange:
+        word, known = strange[0], [*columns, *names]
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return (
+            f"holds {word!r}, which is neither a column nor a named filter.{hint} Columns: {', '.join(columns)}. "
+            f"Named filters: {', '.join(names)}"
+        )
+    lacking = ", ".join(f"{word} (of {by})" if by else word for word, by in unknown.items())
+    order = {stage: place for place, stage in enumerate(STAGES)}
+    stages = sorted({owners[word] for word in unknown}, key=lambda stage: order.get(stage, len(order)))
+    commands = " && ".join(f"pretrain {VERBS.get(stage, stage)}" for stage in stages)
+    return f"needs columns that this version lacks: {lacking}. Run `{commands}` first, and name the version it makes"
+
+
+def checked(dataset: lance.LanceDataset, text: str, *, setting: str = "filter") -> str:
+    """A predicate in plain SQL that the table can evaluate at this version.
+
+    Raises:
+        FilterError: it cannot; see `expand` and `check_predicate`.
+    """
+    plain = expand(text, dataset.schema.names, setting=setting)
+    check_predicate(dataset, plain, setting=setting)
+    return plain
+
+
+def resolve(recipe: Recipe, columns: Collection[str]) -> Recipe:
+    """A recipe with the filters and the parts of its mixture in plain SQL; without names, the same recipe.
+
+    Args:
+        recipe: Its predicates may use names.
+        columns: Columns of the table at the version that is trained on.
+
+    Raises:
+        FilterError: as `expand`.
+    """
+    data = recipe.data
+
+    def plain(predicate: str, setting: str) -> str:
+        return expand(predicate, columns, setting=f"data.{setting}")
+
+    return replace(
+        recipe,
+        data=replace(
+            data,
+            filter=plain(data.filter, "filter"),
+            held_out_filter=plain(data.held_out_filter, "held_out_filter"),
+            mixture=tuple(
+                replace(part, predicate=plain(part.predicate, f"mixture[{part.name}].predicate"))
+                for part in data.mixture
+            ),
+        ),
+    )
+
+
+def terms_of(
+    text: str, columns: Collection[str], *, names: Mapping[str, NamedFilter] = FILTERS, prefix: str = ""
+) -> tuple[Term, ...]:
+    """The terms whose AND a predicate is; a name is one term with terms of its own."""
+    found = []
+    for number, term in enumerate(and_terms(text), 1):
+        place = f"{prefix}{number}"
+        known = term not in columns and term in names
+        children = terms_of(names[term].sql, columns, names=names, prefix=f"{place}.") if known else ()
+        several = children if len(children) > 1 else ()
+        found.append(Term(number=place, text=term, sql=expand(term, columns, names=names), children=several))
+    return tuple(found)
+
+
+def usable(columns: Collection[str]) -> dict[str, str]:
+    """The names that a version has all columns for, with their plain SQL."""
+    found = {}
+    for name in FILTERS:
+        try:
+            found[name] = expand(name, columns)
+        except FilterError:
+            continue
+    return found
+
+
+def disjoint(dataset: lance.LanceDataset) -> list[Finding]:
+    """For every pair of names that must share no row: whether it does not, at this version."""
+    found = []
+    for one, other in DISJOINT:
+        finding = filters_disjoint(dataset, checked(dataset, one), checked(dataset, other))
+        found.append(replace(finding, details={"filters": [one, other]}))
+    return found

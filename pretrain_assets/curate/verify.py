@@ -1,0 +1,36 @@
+"""Invariants of the curation columns at a version. Each answers with a finding; nothing is repaired here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pretrain_assets.table import verify
+from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.verify import Finding
+
+if TYPE_CHECKING:
+    import lance
+
+
+def near_duplicates_name_survivors(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
+    """Every near duplicate names a row that is kept and comes before it, at least as similar as the threshold."""
+    threshold = record.parameters["threshold"]
+    query = (
+        "SELECT count(*) FILTER (WHERE d.is_near_dup) AS near_duplicates, count(*) FILTER (WHERE d.is_near_dup <> "
+        "(s.id IS NOT NULL AND NOT s.is_near_dup AND NOT s.is_dup AND s.id < d.id AND NOT d.is_dup "
+        f"AND d.near_dup_similarity >= CAST({threshold} AS FLOAT)) "
+        "OR (d.near_dup_of IS NOT NULL) <> d.is_near_dup OR (d.near_dup_similarity IS NOT NULL) <> d.is_near_dup) "
+        "AS wrong FROM dataset d LEFT JOIN dataset s ON d.near_dup_of = s.id WHERE d.is_near_dup IS NOT NULL"
+    )
+    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    return Finding(
+        name="near_duplicates_name_survivors",
+        passed=row["wrong"] == 0,
+        description=f"{row['wrong']:,} rows name a wrong row, or none; {row['near_duplicates']:,} near duplicates",
+        details=row,
+    )
+
+
+def near_share_removed(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
+    """No source loses more of its rows to near deduplication than the limit that the stage was given."""
+    return verify.share_removed(dataset, record, name="near_share_removed", flag="is_near_dup")
