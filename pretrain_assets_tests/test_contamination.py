@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  texts in other scripts are what is tested
 """Evaluation items in documents: words, n-grams, spans, thresholds, and the stage that keeps them as columns."""
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain_assets.config import ContaminationConfig, EngineConfig
+from pretrain_assets.curate import verify
 from pretrain_assets.curate.contamination import decontaminate, describe_sets, index_of, searching
 from pretrain_assets.curate.contamination_report import contamination_report
 from pretrain_assets.curate.eval_sets import read_eval_sets
@@ -77,8 +79,10 @@ def in_python(text: str) -> list[str]:
 
 
 CHARACTERS = st.one_of(
-    st.sampled_from("abAB1 .,\n'-_\u00e9e\u0301\u00df\ufb01\u00bd\u3316\ufdfa\uac00\u1100\u1161\u304c\u0e01\u4e2d"),
-    st.characters(exclude_categories=["Cs"], max_codepoint=0x3347F),
+    st.sampled_from(
+        "abAB1 .,\n'-_\u00e9e\u0301\u00df\ufb01\u00bd\u3316\ufdfa\uac00\u1100\u1161\u304c\u0e01\u4e2d\U00020000"
+    ),
+    st.characters(exclude_categories=["Cs"], max_codepoint=0x1FFFF),
 )
 
 
@@ -230,12 +234,12 @@ def test_equal_hashes_of_other_words_are_no_hit(tmp_path: Path) -> None:
 
 
 SCRIPTS = {
-    "Russian": "Сколько стоит дом, если Иван купил его за восемьдесят тысяч рублей, а потом продал ещё дороже на треть?",
-    "Greek": "Πόσο κοστίζει το σπίτι, αν ο Γιάννης το αγόρασε ογδόντα χιλιάδες ευρώ και το πούλησε ακριβότερα αργότερα;",
+    "Russian": "Сколько стоит дом, если Иван купил его за восемьдесят тысяч рублей, а потом продал ещё дороже?",
+    "Greek": "Πόσο κοστίζει το σπίτι, αν ο Γιάννης το αγόρασε ογδόντα χιλιάδες ευρώ και το πούλησε ακριβότερα;",
     "Chinese": "一个农场有十六只鸭子，每天下十六个蛋，她吃三个，用四个做松饼，剩下的卖掉，每天赚多少钱？",
     "Japanese": "農場には十六羽のアヒルがいて、毎日十六個の卵を産みます。残りを市場で売るといくらになりますか。",
     "Thai": "ฟาร์มแห่งหนึ่งมีเป็ดสิบหกตัว ออกไข่วันละสิบหกฟอง ที่เหลือขายได้วันละเท่าไร",
-    "Korean": "농장에는 오리가 열여섯 마리 있고 매일 알을 열여섯 개 낳습니다 나머지를 시장에서 팔면 하루에 얼마를 벌 수 있을까요 정말",
+    "Korean": "농장에는 오리가 열여섯 마리 있고 매일 알을 열여섯 개 낳습니다 나머지를 시장에서 팔면 하루에 얼마를 벌까요",
     "Arabic": "كَمْ ثَمَنُ البيت إذا اشتراه أحمد بثمانين ألف دينار ثم باعه بعد سنة واحدة بسعر أعلى من ذلك بكثير جدا",
 }
 
@@ -256,13 +260,15 @@ def test_other_scripts_whatever_their_unicode_form(tmp_path: Path, language: str
 
 
 def test_items_of_two_sets_that_overlap_are_both_named(tmp_path: Path) -> None:
-    first = write_set(tmp_path / "first.jsonl", "another item that stands nowhere in any of all these documents here", TEXT)
+    nowhere = "another item that stands nowhere in any of all these documents here"
+    first = write_set(tmp_path / "first.jsonl", nowhere, TEXT)
     second = write_set(tmp_path / "second.jsonl", {"question": TEXT, "id": "q1"}, {"question": f"{TEXT} {TEXT[:40]}"})
     location = make_table(tmp_path / "db", [f"a {TEXT} b", "clean", TEXT[:80]], source=["web", "web", "books"])
-    run(location, first, second)
+    record = run(location, first, second, max_share_contaminated=0.4).record
     assert values(location, "contamination_items") == [["first/2", "second/q1", "second/2"], None, None]
     assert values(location, "contamination_item") == ["first/2", None, "first/2"]
-    found = contamination_report(open_dataset(location), limit=5)
+    dataset = open_dataset(location)
+    found = contamination_report(dataset, limit=5)
     assert [(s.name, s.items, s.searched, s.items_found, s.documents) for s in found.sets] == [
         ("first", 2, 2, 1, 1),
         ("second", 2, 2, 2, 1),
@@ -270,6 +276,9 @@ def test_items_of_two_sets_that_overlap_are_both_named(tmp_path: Path) -> None:
     assert [(s.source, s.rows, s.contaminated) for s in found.sources] == [("web", 2, 1), ("books", 1, 0)]
     (match,) = found.matches
     assert (match.id, match.item, match.items, match.excerpt) == (0, "first/2", 3, TEXT)
+    assert verify.matches_lie_in_their_texts(dataset, record).passed
+    share = verify.contaminated_share(dataset, record)
+    assert (share.passed, share.details) == (False, {"sources_over_limit": ["web"], "limit": 0.4})
     text = contamination_text(found)
     assert "1 of 3 documents" in text and "first/2 (+2)" in text and "one two three" in text
 
@@ -285,8 +294,9 @@ def test_a_document_of_50_mb_in_one_pass(tmp_path: Path) -> None:
     assert search(["a" * 50_000_000], exam)[0]["contaminated"] is False
 
 
-@pytest.mark.parametrize("before", [CHUNK_WORDS - 23, CHUNK_WORDS - 12, CHUNK_WORDS - 1, CHUNK_WORDS, 2 * CHUNK_WORDS - 5])
-def test_items_across_the_chunks_of_a_document(tmp_path: Path, before: int) -> None:
+@pytest.mark.parametrize("offset", [-23, -12, -1, 0, CHUNK_WORDS - 5])
+def test_items_across_the_chunks_of_a_document(tmp_path: Path, offset: int) -> None:
+    before = CHUNK_WORDS + offset
     exam = write_set(tmp_path / "exam.jsonl", TEXT)
     intro = "x " * before
     for text in (intro + TEXT, f"{intro}{TEXT} {'y ' * before}"):
@@ -298,7 +308,8 @@ def test_items_across_the_chunks_of_a_document(tmp_path: Path, before: int) -> N
 @pytest.mark.parametrize("batches", [1, 3, 20])
 def test_batches_give_the_columns_of_one_batch(tmp_path: Path, batches: int) -> None:
     exam = write_set(tmp_path / "exam.jsonl", TEXT, "why is the sky above the desert blue")
-    texts = [f"page {n} {TEXT[: 4 * n]} why is the sky above the desert {'blue' if n % 9 else 'red'}" for n in range(40)]
+    short = "why is the sky above the desert"
+    texts = [f"page {n} {TEXT[: 4 * n]} {short} {'red' if n % 9 else 'blue'}" for n in range(40)]
     size = -(-len(texts) // batches)
     location = make_table(tmp_path / "db", texts[:size])
     run(location, exam, batch_bytes=1024)
@@ -306,9 +317,9 @@ def test_batches_give_the_columns_of_one_batch(tmp_path: Path, batches: int) -> 
         append(location, texts[start : start + size])
         assert run(location, exam, batch_bytes=1024).record.rows == min(size, len(texts) - start)
     expected = search(list(texts), exam)
-    assert [dict(zip(COLUMNS, row, strict=True)) for row in zip(*(values(location, c) for c in COLUMNS), strict=True)] == (
-        expected
-    )
+    assert {name: values(location, name) for name in COLUMNS} == {
+        name: [row[name] for row in expected] for name in COLUMNS
+    }
     assert 0 < sum(row["contaminated"] for row in expected) < len(texts)
 
 

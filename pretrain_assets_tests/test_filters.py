@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import lance
 import pandas as pd
 import pyarrow as pa
@@ -19,8 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pretrain_assets import recipes
+from pretrain_assets.assets.curation import curation_report
+from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.cli import cli
-from pretrain_assets.config import MixtureComponent
+from pretrain_assets.config import DedupConfig, EngineConfig, MixtureComponent, TokenizeConfig
+from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.explain import examples, explain
 from pretrain_assets.curate.figures import Bars, Histogram, Report, Table
 from pretrain_assets.curate.filters import FILTERS, NamedFilter, by_name, disjoint, expand, resolve, terms_of, usable
@@ -30,8 +34,10 @@ from pretrain_assets.curate.sql import and_terms, columns_in, tokens
 from pretrain_assets.errors import FilterError, TableError
 from pretrain_assets.report.curation_html import report_html
 from pretrain_assets.report.curation_text import report_markdown
+from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
-from pretrain_assets_tests.tables import make_table
+from pretrain_assets.tokenize.columns import tokenize
+from pretrain_assets_tests.tables import make_table, newest
 from pretrain_assets_tests.ui import CHROMIUM, FLAGS, needs_chromium
 
 COLUMNS = ["id", "text", "source", "score", "n_chars", "n_tokens", "is_dup", "is_near_dup", "contaminated"]
@@ -320,7 +326,7 @@ def test_what_cannot_be_counted_is_refused(dataset: lance.LanceDataset, text: st
 
 
 def test_training_and_held_out_share_no_row(dataset: lance.LanceDataset, rows: pd.DataFrame) -> None:
-    (finding,) = disjoint(dataset)
+    finding = disjoint(dataset)
     assert (finding.name, finding.passed) == ("filters_disjoint", True)
     kept = [dataset.count_rows(expand(name, dataset.schema.names)) for name in ("training", "held_out")]
     assert kept == [297, 3]
@@ -338,26 +344,29 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Location:
         None,
     ]
     location = make_table(folder, texts, source=["<b>a&b</b>", "b", "b", "c", "c"], score=[4.0, 3.0, 2.0, 4.0, None])
-    lance.dataset(location.uri).add_columns(
-        pa.table(
-            {
-                "dup_of": pa.array([None, 0, None, None, None], pa.int64()),
-                "is_dup": pa.array([False, True, False, False, None]),
-                "near_dup_of": pa.array([None, None, 0, None, None], pa.int64()),
-                "near_dup_similarity": pa.array([None, None, 0.8125, None, None], pa.float32()),
-                "is_near_dup": pa.array([False, False, True, False, None]),
-                "language": ["en", "en", "de", "en", None],
-                "gopher_words": pa.array([5, 5, 5, 7, None], pa.int32()),
-                "contamination_item": [None, None, None, "sums/7", None],
-                "contamination_items": pa.array([None, None, None, ["sums/7", "sums/9"], None], pa.list_(pa.string())),
-                "contamination_overlap": pa.array([0, 0, 0, 0.75, None], pa.float32()),
-                "contamination_start": pa.array([None, None, None, 3, None], pa.int32()),
-                "contamination_stop": pa.array([None, None, None, 13, None], pa.int32()),
-                "contaminated": [False, False, False, True, None],
-                "n_tokens": pa.array([5, 5, 5, 9, None], pa.int32()),
-            }
-        ).to_reader()
+    sets = [{"name": "sums", "items": 9, "searched": 9, "too_short": 0, "boilerplate": 0}]
+    making: dict[str, Any] = {"stage": "decontaminated", "code_version": "1", "parameters": {"eval_sets": sets}}
+    table = pa.table(
+        {
+            "dup_of": pa.array([None, 0, None, None, None], pa.int64()),
+            "is_dup": pa.array([False, True, False, False, None]),
+            "near_dup_of": pa.array([None, None, 0, None, None], pa.int64()),
+            "near_dup_similarity": pa.array([None, None, 0.8125, None, None], pa.float32()),
+            "is_near_dup": pa.array([False, False, True, False, None]),
+            "language": ["en", "en", "de", "en", None],
+            "gopher_words": pa.array([5, 5, 5, 7, None], pa.int32()),
+            "contamination_item": [None, None, None, "sums/7", None],
+            "contamination_items": pa.array([None, None, None, ["sums/7", "sums/9"], None], pa.list_(pa.string())),
+            "contamination_overlap": pa.array([0, 0, 0, 0.75, None], pa.float32()),
+            "contamination_start": pa.array([None, None, None, 3, None], pa.int32()),
+            "contamination_stop": pa.array([None, None, None, 13, None], pa.int32()),
+            "contaminated": [False, False, False, True, None],
+            "n_tokens": pa.array([5, 5, 5, 9, None], pa.int32()),
+        }
     )
+    place = table.schema.get_field_index("contaminated")
+    made = table.schema.set(place, computed_field("contaminated", pa.bool_(), **making))
+    lance.dataset(location.uri).add_columns(table.cast(made).to_reader())
     return location
 
 
@@ -457,6 +466,7 @@ def test_the_report_shows_what_is_there_and_says_what_is_not(judged: Location) -
         "de": 1,
         "unknown": 1,
     }
+    assert sections["Contamination"].figures[0].rows == (("sums", 9, 9, 2, 1),)  # type: ignore[union-attr]
     page = _Page()
     html = report_html(found)
     page.feed(html)
@@ -478,6 +488,52 @@ def test_a_report_of_a_table_that_was_only_ingested(tmp_path: Path) -> None:
     out = tmp_path / "it.html"
     facts = json.loads(pretrain(location, "curate", "report", "--filter", "id > 0", "-o", str(out), "--json").stdout)
     assert facts["funnel"]["kept"]["rows"] == 1 and facts["html"] == str(out) and out.exists()
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Location:
+    """200 rows of bytes, one of them an exact copy."""
+    folder = tmp_path_factory.mktemp("tokenized")
+    location = make_table(folder / "lancedb", [f"document {i} " * 9 for i in [*range(199), 3]])
+    engine = EngineConfig(workers=1)
+    dedup(location, DedupConfig(), input_pin=newest(location), engine=engine)
+    tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=newest(location), engine=engine)
+    return location
+
+
+def test_a_run_takes_names_and_its_files_hold_plain_sql(tokenized: Location, tmp_path: Path) -> None:
+    named = ("NOT is_dup AND training", "NOT is_dup AND held_out")
+    plain = ("NOT is_dup AND (id % 100 != 0)", "NOT is_dup AND (id % 100 = 0)")
+
+    def spec(filters: tuple[str, str]) -> dict[str, Any]:
+        changes = [f"data.filter={filters[0]}", f"data.held_out_filter={filters[1]}"]
+        options = [word for change in changes for word in ("--set", change)]
+        done = pretrain(tokenized, "--runs", str(tmp_path), "train", "demo", *options, "--write-spec", "--json")
+        return dict(json.loads(Path(json.loads(done.stdout)["argv"][-1]).read_text()))
+
+    found = spec(named)
+    assert (found["recipe"]["data"]["filter"], found["recipe"]["data"]["held_out_filter"]) == plain
+    assert found == spec(plain)  # the same run: folder, digest and all
+
+
+def test_the_curation_report_as_an_asset(tokenized: Location, tmp_path: Path) -> None:
+    resources = {
+        "corpus": CorpusResource(database_uri=tokenized.database_uri),
+        "launcher": LauncherResource(runs_uri=str(tmp_path)),
+    }
+    config = {"ops": {"corpus__curation_report": {"config": {"filter": "NOT is_dup AND n_chars > 116"}}}}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([curation_report], instance=instance, resources=resources, run_config=config)
+    (event,) = result.asset_materializations_for_node("corpus__curation_report")
+    facts = {name: value.value for name, value in event.metadata.items()}
+    kept = sum(len(f"document {i} " * 9) > 116 for i in range(199))
+    assert (facts["dagster/row_count"], facts["rows_kept"], facts["lance/version"]) == (200, kept, 3)
+    assert "data:image/svg+xml" in str(facts["funnel_plot"]) and "NOT is_dup" in str(facts["funnel"])
+    assert "run `pretrain quality`" in str(facts["quality_signals"])
+    assert Path(str(facts["html"])).read_text().startswith("<!doctype html>")
+    assert [(check.check_name, check.passed) for check in result.get_asset_check_evaluations()] == [
+        ("filters_disjoint", True)
+    ]
 
 
 @pytest.mark.slow

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import signal
+import subprocess
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +86,7 @@ def test_a_signature_is_the_minimum_of_each_hash_function_over_the_shingles() ->
 
 def test_signatures_are_the_same_on_every_machine() -> None:
     digest = sign("One text of some words, 1.5 é 漢字", "", "a").astype(np.uint64).sum(axis=1)
-    assert digest.tolist() == [0, 112 * 0xFFFFFFFF, 0]
+    assert digest.tolist() == [77022489661, 112 * 0xFFFFFFFF, 237826848371]
 
 
 @settings(deadline=None, max_examples=100)
@@ -411,3 +414,75 @@ def test_near_duplicates_come_after_exact_ones(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(setting: str, value: object, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):
         NearDedupConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+# --- kills and sizes
+
+KILLED = """
+import os, signal, sys
+from pretrain_assets.config import EngineConfig, NearDedupConfig
+from pretrain_assets.curate import lsh
+from pretrain_assets.curate.near_dedup import near_dedup
+from pretrain_assets.table.storage import Location
+from pretrain_assets_tests.tables import newest
+
+lsh.first_wins = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGKILL)
+location = Location(database_uri=sys.argv[1])
+near_dedup(location, NearDedupConfig(), input_pin=newest(location), engine=EngineConfig(workers=1))
+"""
+
+
+@pytest.mark.slow
+def test_kills_between_change_nothing(tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in each of three batches, after the signatures were made: those are not made again."""
+    killed, calm = (make_table(tmp_path / name, corpus[:100]) for name in ("killed", "calm"))
+    signed: list[int] = []
+    real = minhash.signatures
+    for start in (0, 100, 150):
+        if start:
+            append(killed, corpus[start : start + 50])
+            append(calm, corpus[start : start + 50])
+        dedup(killed, DedupConfig(), input_pin=newest(killed))
+        child = subprocess.run([sys.executable, "-c", KILLED, killed.database_uri], timeout=120)
+        assert child.returncode == -signal.SIGKILL
+        with monkeypatch.context() as patch:
+            patch.setattr(minhash, "signatures", lambda texts, **keys: signed.append(len(texts)) or real(texts, **keys))
+            assert run(killed).changed
+        run(calm)
+    assert signed == []
+    for column in COLUMNS:
+        assert values(killed, column) == values(calm, column)
+
+
+HUGE = """
+import resource, sys
+import pyarrow as pa
+from pretrain_assets.curate import minhash
+
+def sign(texts):
+    return minhash.signatures(texts, ngram_words=5, min_words=5, num_values=112, seed=1)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # MiB
+
+sign(pa.array(["a b c d e f"]))
+texts = pa.array(["".join(f"w{at} " for at in range(6_500_000)), "a" * 1_000_000, "a " * 1_000_000])
+before = peak()
+print(texts.nbytes >> 20, peak() - before if sign(texts).all() else -1)
+"""
+
+
+@pytest.mark.slow
+def test_a_huge_document_takes_no_memory_of_its_own() -> None:
+    printed = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True).stdout
+    size, grown = map(int, printed.split())
+    assert size >= 50 and 0 <= grown < 8
+
+
+@pytest.mark.slow
+def test_field_21_a_document_of_50_megabytes_in_a_table(tmp_path: Path) -> None:
+    text = " ".join(words(5_000_000, 1))
+    location = make_table(tmp_path, [text, "a" * 1_000_000, text + " more", "a" * 1_000_000 + " more"])
+    assert len(text) > 50_000_000
+    run(location, NearDedupConfig(verify="exact"))
+    assert values(location, "near_dup_of") == [None, None, 0, None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from pretrain_assets.assets.events import check_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, TOKENIZED
+from pretrain_assets.assets.keys import DECONTAMINATED, DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, TOKENIZED
 from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.curate import verify as curation
@@ -21,7 +21,7 @@ from pretrain_assets.table.verify import Finding
 from pretrain_assets.table.versions import open_pin, record_of, records
 
 Findings = Callable[[Location, LineageRecord], list[Finding]]
-WARNINGS = frozenset({"share_removed", "near_share_removed"})
+WARNINGS = frozenset({"share_removed", "near_share_removed", "contaminated_share"})
 """Checks that report without blocking."""
 
 
@@ -50,6 +50,17 @@ def _near_deduped(location: Location, record: LineageRecord) -> list[Finding]:
         curation.near_duplicates_name_survivors(dataset, record),
         verify.ledger_closes(record),
         curation.near_share_removed(dataset, record),
+    ]
+
+
+def _decontaminated(location: Location, record: LineageRecord) -> list[Finding]:
+    dataset = open_pin(location, record.pin)
+    return [
+        verify.schema_matches(dataset, "decontaminated"),
+        verify.no_nulls(dataset, record),
+        curation.matches_lie_in_their_texts(dataset, record),
+        verify.ledger_closes(record),
+        curation.contaminated_share(dataset, record),
     ]
 
 
@@ -115,6 +126,12 @@ corpus_checks = [
         "near_deduped",
         ["schema_matches", "no_nulls", "near_duplicates_name_survivors", "ledger_closes", "near_share_removed"],
         _near_deduped,
+    ),
+    _guard(
+        DECONTAMINATED,
+        "decontaminated",
+        ["schema_matches", "no_nulls", "matches_lie_in_their_texts", "ledger_closes", "contaminated_share"],
+        _decontaminated,
     ),
     _guard(
         TOKENIZED,

@@ -69,5 +69,5 @@ def curation_report(
             **({"filter": funnel.filter, "sql": funnel.sql, "rows_kept": funnel.kept.rows} if funnel else {}),
         },
         data_version=dg.DataVersion(f"{pin}#{digest(funnel.sql if funnel else '')}"),
-        check_results=[check_result(finding, CURATION_REPORT, dg.AssetCheckSeverity.ERROR) for finding in checked],
+        check_results=[check_result(checked, CURATION_REPORT, dg.AssetCheckSeverity.ERROR)],
     )

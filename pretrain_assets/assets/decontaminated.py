@@ -28,6 +28,8 @@ class ContaminationSettings(dg.Config):
     """An n-gram that more items have is boilerplate."""
     min_overlap: float = Field(default=DEFAULTS.min_overlap)
     """Share of a text's n-grams from which a document is contaminated."""
+    max_share_contaminated: float = Field(default=DEFAULTS.max_share_contaminated)
+    """Share of a source's rows above which the check `contaminated_share` alarms."""
 
 
 @dg.asset(

@@ -28,6 +28,7 @@ COLUMN_INPUTS: dict[str, tuple[str, ...]] = {
     "contaminated": ("contamination_overlap",),
     "input_ids": ("text",),
     "n_tokens": ("input_ids",),
+    "embedding": ("text",),
     "doc_id": ("text",),
     "n_chars": ("text",),
 }

@@ -21,6 +21,10 @@ class TokenizeSettings(dg.Config):
 
     tokenizer: str = Field(default_factory=project.tokenizer)
     """`gpt2`, `byte` or `hf:<name or local directory>`. Another one recomputes every row, in one new version."""
+    engine: str = "auto"
+    """What runs a byte-level BPE: `auto`, `fastokens`, `tiktoken` or `transformers`; all give the same ids."""
+    text_column: str = "text"
+    """`text`, or `text_masked`. Another one recomputes every row."""
     on_error: str = "raise"
     """`raise`, or `null` to leave out texts that cannot be encoded, counted by reason in the ledger."""
     max_failed_share: float = 0.001

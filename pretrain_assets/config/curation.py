@@ -71,7 +71,10 @@ class QualityConfig:
 
     stop_words: tuple[str, ...] = STOP_WORDS
     """Words of which `gopher_stop_words` counts those that occur, as they are written here; at most 64."""
-    language_chars: int = 5_000
+    language_model: Literal["eldc", "lid.176"] = "eldc"
+    """What tells the language: `eldc`, fast, with a score; or fastText's `lid.176` (extra `lid176`), some twenty times
+    slower, with the probability that FineWeb's threshold of 0.65 speaks of."""
+    language_chars: int = 2_000
     """Characters from the beginning of a text by which its language is told. Bounds the time for long documents."""
     batch_bytes: int = 4 << 20
     """Bytes of text held per batch and worker. Does not change the result."""
@@ -81,6 +84,8 @@ class QualityConfig:
         require(words, "stop_words", list(self.stop_words), "give words without white space")
         count = len(self.stop_words)
         require(len(set(self.stop_words)) == count <= 64, "stop_words", count, "give at most 64 different words")
+        known = ("eldc", "lid.176")
+        require(self.language_model in known, "language_model", self.language_model, f"use one of {', '.join(known)}")
         require(self.language_chars >= 1, "language_chars", self.language_chars, "use at least 1")
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
@@ -122,7 +127,7 @@ class ContaminationConfig:
     min_overlap: float = 0.5
     """A document is contaminated when this share of the n-grams of one searched text is found in it. One changed word
     breaks up to `ngram` of them; other limits are queries over `contamination_overlap`."""
-    max_share: float = 0.01
+    max_share_contaminated: float = 0.01
     """Share of a source's rows above which the check `contaminated_share` alarms; changes no value."""
     batch_bytes: int = 8 << 20
     """Bytes of text held per batch and worker. Does not change the result."""
@@ -135,7 +140,8 @@ class ContaminationConfig:
         require(1 <= self.min_words <= self.ngram, "min_words", self.min_words, remedy)
         require(self.max_items >= 1, "max_items", self.max_items, "use at least 1")
         require(0 < self.min_overlap <= 1, "min_overlap", self.min_overlap, "use a number above 0, and at most 1")
-        require(0 <= self.max_share <= 1, "max_share", self.max_share, "use a number from 0 to 1")
+        share = self.max_share_contaminated
+        require(0 <= share <= 1, "max_share_contaminated", share, "use a number from 0 to 1")
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
 

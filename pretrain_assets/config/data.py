@@ -31,7 +31,7 @@ class DataConfig:
     """Which rows a run trains on, and in which order."""
 
     filter: str = "NOT is_dup AND (id % 100 != 0)"
-    """SQL predicate of the training rows."""
+    """SQL predicate of the training rows, over columns and named filters (`pretrain filter` lists them)."""
     held_out_filter: str = "NOT is_dup AND (id % 100 = 0)"
     """SQL predicate of the validation rows; must share no row with `filter`."""
     seq_len: int = 1024

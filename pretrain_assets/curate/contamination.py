@@ -156,6 +156,7 @@ def _fill(config: ContaminationConfig) -> Fill:
         code_version=CODE_VERSION,
         parameters=parameters,
         batch_bytes=config.batch_bytes,
+        limits={"contaminated_share": config.max_share_contaminated},
         summarize=_summarize,
     )
 

@@ -151,7 +151,7 @@ def _find_firsts(records: Any, slots: Any, firsts: Any) -> None:
 def _slot_of(records: Any, slots: Any, row: int) -> int:
     """Where the class of a row is in the hash table (open addressing), or an empty slot for it."""
     last = len(slots) - 1
-    slot = records[row, 1] & last
+    slot: int = records[row, 1] & last
     while slots[slot]:
         other = slots[slot] - 1
         if records[other, 1] == records[row, 1] and records[other, 0] == records[row, 0]:

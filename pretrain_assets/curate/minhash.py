@@ -172,9 +172,8 @@ def next_word(data: Any, at: int, stop: int, fold: Any) -> Any:
     """
     word, empty, mark = np.uint64(FNV_OFFSET), True, 0
     while at < stop:
-        code, size, alone = np.int64(data[at]), 1, False
-        if code >= 0x80:
-            code, size = _code_point(data, at, stop)
+        code, size = _code_point(data, at, stop)
+        alone = False
         if code < FOLDED:
             folded = np.int64(fold[code])
         elif 0x3000 <= code < 0x3040:
@@ -182,22 +181,24 @@ def next_word(data: Any, at: int, stop: int, fold: Any) -> Any:
         else:
             folded = DROPPED if code == 0xFEFF else code
             alone = 0x3040 <= code < 0xA000 or 0xF900 <= code < 0xFB00 or 0x20000 <= code < 0x34000
-        if folded > SPACE and not alone:
-            if mark != 0 and 0x30 <= folded <= 0x39:
-                word = (word ^ np.uint64(mark)) * np.uint64(FNV_PRIME)
-            word = (word ^ np.uint64(folded)) * np.uint64(FNV_PRIME)
-            empty, mark, at = False, 0, at + size
+        if folded == SPACE or alone:
+            if not empty:
+                break
+            mark = 0
+        at += size
+        if folded == SPACE:
             continue
         if folded == DROPPED:
             if 0x2B <= code <= 0x2F or code == 0x3A:  # + , - . / :
                 mark = code
-        elif not empty:
+            continue
+        if mark != 0 and 0x30 <= folded <= 0x39:
+            word = (word ^ np.uint64(mark)) * np.uint64(FNV_PRIME)
+        mark = 0
+        word = (word ^ np.uint64(folded)) * np.uint64(FNV_PRIME)
+        empty = False
+        if alone:
             break
-        elif alone:
-            return mix(word ^ np.uint64(folded)) | np.uint64(1), at + size
-        else:
-            mark = 0
-        at += size
     return (np.uint64(0) if empty else mix(word) | np.uint64(1)), at
 
 

@@ -38,6 +38,8 @@ class Scratch(NamedTuple):
     """(passages, 2): words at which n-grams in a row ended, and the first character of the first of them."""
     longest: Int64s
     """(passages, 3): the longest such run: its words, first character, and the one after its last."""
+    item_document: Int64s
+    """(items,): the last document that each was found in."""
     touched: Int64s
     """(passages,): those that something was found of; as many as `find` has counted."""
 
@@ -53,6 +55,7 @@ def scratch(index: Index) -> Scratch:
         last=np.zeros(num_passages, np.int64),
         run=np.zeros((num_passages, 2), np.int64),
         longest=np.zeros((num_passages, 3), np.int64),
+        item_document=np.zeros(index.items[-1] + 1 if num_passages else 0, np.int64),
         touched=np.zeros(num_passages, np.int64),
     )
 
@@ -71,7 +74,8 @@ class Found(NamedTuple):
     item_firsts: Any
     """int64 (documents + 1,): document d has found_items[item_firsts[d]:item_firsts[d + 1]]."""
     found_items: Any
-    """int64: items with a passage of which at least `min_overlap` was found, ascending in each document."""
+    """int64: items with a passage of which at least `min_overlap` was found, in the order in which each begins in the
+    document."""
 
 
 @compiled
@@ -99,24 +103,32 @@ def find(data: Any, offsets: Any, table: Any, index: Any, memory: Any, min_overl
     words, sums, spans = np.zeros(held, np.uint64), np.zeros(held + 1, np.uint64), np.zeros((2, held), np.int64)
     for document in range(num_documents):
         num_touched = _read(data, offsets[document], offsets[document + 1], table, index, memory, words, sums, spans)
-        touched = memory.touched[:num_touched]
-        touched.sort()
-        most, leader, last_item = 0.0, -1, -1
-        for passage in touched:
-            share = memory.found[passage] / index.totals[passage]
-            longest = memory.longest[passage]
-            if share > most or (share == most and longest[0] > memory.longest[leader, 0]):
-                most, leader = share, passage
-                best[document], overlap[document] = index.items[passage], share
-                start[document], stop[document] = longest[1], longest[2]
-            if share >= min_overlap and index.items[passage] != last_item:
-                last_item = index.items[passage]
+        leader, most = -1, 0.0
+        for at in range(num_touched):
+            passage = memory.touched[at]
+            item, share = index.items[passage], memory.found[passage] / index.totals[passage]
+            if leader < 0 or share > most or (share == most and _is_before(memory, passage, leader)):
+                leader, most = passage, share
+            if share >= min_overlap and memory.item_document[item] != memory.number[0]:
+                memory.item_document[item] = memory.number[0]
                 if num_items == len(items):
-                    items = np.concatenate((items, np.empty(num_items, np.int64)))
-                items[num_items] = last_item
+                    more = np.empty(2 * num_items, np.int64)
+                    more[:num_items] = items
+                    items = more
+                items[num_items] = item
                 num_items += 1
+        if leader >= 0:
+            best[document], overlap[document] = index.items[leader], most
+            start[document], stop[document] = memory.longest[leader, 1], memory.longest[leader, 2]
         item_firsts[document + 1] = num_items
-    return Found(best, overlap, start, stop, item_firsts, items[:num_items].copy())
+    return Found(best, overlap, start, stop, item_firsts, items[:num_items])
+
+
+@compiled
+def _is_before(memory: Any, passage: int, other: int) -> bool:
+    """Whether a passage with the same share comes first: by its longest run, then by its place in the sets."""
+    run, other_run = memory.longest[passage, 0], memory.longest[other, 0]
+    return run > other_run or (run == other_run and passage < other)
 
 
 @compiled
@@ -151,15 +163,22 @@ def _read(
                         num_touched = _note(index, memory, ngram, before + at, firsts[start], lasts[at], num_touched)
         kept, start = min(longest, stop), stop - min(longest, stop)
         before += start
-        sums[: kept + 1] = sums[start : stop + 1].copy()
-        words[:kept], firsts[:kept] = words[start:stop].copy(), firsts[start:stop].copy()
+        sums[0] = sums[start]
+        for at in range(kept):
+            words[at], sums[at + 1], firsts[at] = words[start + at], sums[start + at + 1], firsts[start + at]
     return num_touched
 
 
 @compiled
 def _look_up(index: Any, hashed: Any, words: Any) -> Any:
     """The n-gram with this hash and exactly these words, or -1."""
-    ngram = np.searchsorted(index.hashes, hashed)
+    ngram, stop = 0, len(index.hashes)
+    while ngram < stop:
+        middle = (ngram + stop) // 2
+        if index.hashes[middle] < hashed:
+            ngram = middle + 1
+        else:
+            stop = middle
     if ngram == len(index.hashes) or index.hashes[ngram] != hashed or index.sizes[ngram] != len(words):
         return -1
     start = index.starts[ngram]

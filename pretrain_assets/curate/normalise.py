@@ -33,7 +33,7 @@ def content_hashes(texts: pa.Array) -> pa.Array:
     from xxhash import xxh3_128_digest
 
     content, offsets = normalised(*text_bytes(texts))
-    whole, ends = memoryview(content), offsets.tolist()
+    whole, ends = content.data, offsets.tolist()
     digests = b"".join([xxh3_128_digest(whole[a:b]) for a, b in itertools.pairwise(ends)])
     return pa.Array.from_buffers(pa.binary(HASH_BYTES), len(texts), [None, pa.py_buffer(digests)])
 
@@ -87,7 +87,7 @@ def _normalise(data: Any, offsets: Any, content: Any, stops: Any, kinds: Any) ->
             byte = data[at]
             is_space = np.uint64(kinds[byte])
             if is_space == MAYBE:
-                width = np.uint64(space_bytes(data, np.int64(at), np.int64(stop)))
+                width = np.uint64(space_bytes(data, np.int64(at), np.int64(stop)))  # type: ignore[arg-type]
                 is_space = min(width, one)
                 at += max(width, one) - one
             content[end] = 0x20 if is_space else byte
@@ -97,4 +97,4 @@ def _normalise(data: Any, offsets: Any, content: Any, stops: Any, kinds: Any) ->
         if end > begin:
             end -= after_space
         stops[text + 1] = end
-    return end
+    return np.int64(end)  # type: ignore[return-value]

@@ -13,9 +13,16 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pretrain_assets.compiled import compiled
+from pretrain_assets.curate.words import Bytes, Offsets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOCAL = frozenset(string.ascii_letters + string.digits + "!#$%&'*+/=?^_`{|}~-")
 """Characters of the part before the `@`, which single full stops may divide."""
@@ -79,7 +86,7 @@ def count_pii(text: str) -> tuple[int, int]:
     return num_emails, sum(1 for _ in ips(rest))
 
 
-def mask(text: str, email_replacements: Sequence[str], ip_replacements: Sequence[str]) -> tuple[str, int]:
+def mask_text(text: str, email_replacements: Sequence[str], ip_replacements: Sequence[str]) -> tuple[str, int]:
     """The text with its addresses replaced, and how many there were.
 
     Args:
@@ -101,18 +108,28 @@ def replaced(text: str, find: Callable[[str], Iterator[Span]], replacements: Seq
     return ("".join([*pieces, text[behind:]]) if count else text), count
 
 
+def pii_numbers(texts: pa.Array, data: Bytes, offsets: Offsets) -> dict[str, npt.NDArray[np.int32]]:
+    """The columns `pii_emails` and `pii_ips` of texts, given with their bytes (`words.text_bytes`)."""
+    counts = np.zeros((2, len(texts)), np.int32)
+    for row in np.flatnonzero(may_have_pii(data, offsets)):
+        counts[:, row] = count_pii(texts[row].as_py())
+    return {"pii_emails": counts[0], "pii_ips": counts[1]}
+
+
 @compiled
-def may_have_pii(data: Any, offsets: Any, found: Any) -> None:
-    """Mark the texts that have an `@`, or four numbers with full stops between them: the others have no address.
+def may_have_pii(data: Any, offsets: Any) -> Any:
+    """Which texts have an `@`, or four numbers with full stops between them: no other text has an address.
 
     Args:
         data: uint8, UTF-8 bytes of all texts.
         offsets: (texts + 1,): where each text begins.
-        found: bool (texts,), written.
+
+    Returns:
+        bool (texts,).
     """
+    found = np.zeros(len(offsets) - 1, np.bool_)
     for text in range(len(offsets) - 1):
         stops, last, at, stop = 0, False, offsets[text], offsets[text + 1]
-        found[text] = False
         while at < stop and not found[text]:
             byte = data[at]
             is_digit = 0x30 <= byte <= 0x39
@@ -123,3 +140,4 @@ def may_have_pii(data: Any, offsets: Any, found: Any) -> None:
             found[text] = byte == 0x40 or (stops >= 3 and is_digit)
             last = is_digit
             at += 1
+    return found

@@ -54,7 +54,7 @@ class Letters(NamedTuple):
 
 @lru_cache(maxsize=1)
 def letters() -> Letters:
-    """The tables, made once per process (0.2 s, 1.5 MB)."""
+    """The tables, made once per process (0.4 s, 2.6 MB)."""
     counted = [_counted(code) for code in range(NUM_CODES)]
     by_ascii = [values[0] if values else NOTHING for values in counted[:128]]
     return Letters(
@@ -174,8 +174,10 @@ def plain_words(data: Any, offsets: Any, table: Any) -> Any:
         while count == len(words):
             count, place = read_words(data, offsets[text + 1], place, table, words, read[0], read[1])
             if total + count > len(found):
-                found = np.concatenate((found, np.empty(len(found), np.uint64)))
+                more = np.empty(2 * len(found), np.uint64)
+                more[:total] = found[:total]
+                found = more
             found[total : total + count] = words[:count]
             total += count
         firsts[text + 1] = total
-    return found[:total].copy(), firsts
+    return found[:total], firsts

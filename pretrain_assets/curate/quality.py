@@ -11,19 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from pretrain_assets.config import EngineConfig, QualityConfig
-from pretrain_assets.curate import quality_c4, quality_lines, quality_words
-from pretrain_assets.curate.characters import kinds
 from pretrain_assets.curate.language import language_model, telling
-from pretrain_assets.curate.pii import count_pii, may_have_pii
-from pretrain_assets.curate.quality_c4 import count_c4
-from pretrain_assets.curate.quality_lines import count_lines
-from pretrain_assets.curate.quality_ngrams import ngram_characters
-from pretrain_assets.curate.quality_words import count_words
-from pretrain_assets.curate.words import Bytes, Offsets, text_bytes, word_spans
+from pretrain_assets.curate.pii import pii_numbers
+from pretrain_assets.curate.quality_numbers import rule_numbers
+from pretrain_assets.curate.words import text_bytes
 from pretrain_assets.table.columns import columns_of
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
@@ -38,8 +30,6 @@ CODE_VERSION = "1"
 """Raised when the same text and parameters would give other numbers."""
 
 STAGE = "quality"
-
-Numbers = dict[str, npt.NDArray[Any]]
 
 
 def quality(
@@ -67,50 +57,56 @@ def parameters(config: QualityConfig) -> dict[str, Any]:
     return {
         "splitter": "str.split",
         "stop_words": list(config.stop_words),
-        "language_model": language_model(),
+        "language_model": language_model(config.language_model),
         "language_chars": config.language_chars,
     }
 
 
 def _fill(config: QualityConfig) -> Fill:
-    import pyarrow as pa
-
-    made_by = parameters(config)
-    making: dict[str, Any] = {"stage": STAGE, "code_version": CODE_VERSION, "parameters": made_by}
-    types = {"int32": pa.int32(), "float": pa.float32(), "string": pa.string()}
     return Fill(
         stage=STAGE,
-        groups=(
-            RowColumns(
-                outputs=pa.schema([computed_field(c.name, types[c.arrow_type], **making) for c in columns_of(STAGE)]),
-                inputs=("text",),
-                make=partial(measuring, config),
-            ),
-        ),
+        groups=(RowColumns(outputs=outputs(config), inputs=("text",), make=partial(measuring, config)),),
         code_version=CODE_VERSION,
-        parameters=made_by,
+        parameters=parameters(config),
         batch_bytes=config.batch_bytes,
         summarize=_summarize,
     )
 
 
+def outputs(config: QualityConfig) -> pa.Schema:
+    """The fields of this stage, as `table.quality_columns` lists them."""
+    import pyarrow as pa
+
+    types = {"int32": pa.int32(), "float": pa.float32(), "string": pa.string()}
+    making: dict[str, Any] = {"stage": STAGE, "code_version": CODE_VERSION, "parameters": parameters(config)}
+    return pa.schema([computed_field(c.name, types[c.arrow_type], **making) for c in columns_of(STAGE)])
+
+
 def measuring(config: QualityConfig, worker: Worker) -> BatchFunction:
-    """The function that makes the columns of this stage from `text`, in the order of `columns_of`."""
+    """The function that makes the columns of this stage from `text`."""
     import pyarrow as pa
 
     del worker  # one thread
-    tell = telling(config.language_chars)
-    outputs = columns_of(STAGE)
+    fields, tell = outputs(config), telling(config.language_model, config.language_chars)
 
     def measure(batch: pa.RecordBatch) -> list[pa.Array]:
         texts = batch.column(0)
-        numbers = rule_numbers(*text_bytes(texts), config.stop_words)
-        numbers |= pii_numbers(texts)
+        data, offsets = text_bytes(texts)
         languages, probabilities = tell(texts)
-        numbers |= {"language": languages, "language_probability": probabilities}
-        return [
-            pa.array(numbers[c.name]).cast({"int32": pa.int32(), "float": pa.float32()}.get(c.arrow_type, pa.string()))
-            for c in outputs
-        ]
+        found = {
+            **rule_numbers(data, offsets, config.stop_words),
+            "language": languages,
+            "language_probability": probabilities,
+            **pii_numbers(texts, data, offsets),
+        }
+        return [pa.array(found[field.name], field.type) for field in fields]
 
     return measure
+
+
+def _summarize(read: ColumnReader) -> dict[str, int]:
+    import pyarrow.compute as pc
+
+    words = read("gopher_words")
+    empty = pc.sum(pc.equal(words, 0), min_count=0).as_py()
+    return {"in": len(words), "measured": len(words) - empty, "wordless": empty}

@@ -68,21 +68,18 @@ def count_c4(data: Any, offsets: Any, firsts: Any, stops: Any, lengths: Any, kin
     counts = np.zeros((len(offsets) - 1, 12), np.int64)
     for text in range(len(offsets) - 1):
         count, word = counts[text], firsts[text]
-        at = begin = offsets[text]
-        end = offsets[text + 1]
-        while at < end:
-            found = break_bytes(data, at, end)
-            stop = at if found else at + 1
-            at += max(1, found)
-            if found == 0 and at < end:
-                continue
+        begin, end = offsets[text], offsets[text + 1]
+        while begin < end:
+            stop = begin
+            while stop < end and (0x1E < data[stop] < 0xC2 or break_bytes(data, stop, end) == 0):
+                stop += 1
             first, longest = word, 0
             while word < firsts[text + 1] and stops[word] <= stop:
                 longest = max(longest, lengths[word])
                 word += 1
             count[LINES] += 1
             _line(data, begin, stop, word - first, longest, kinds, count)
-            begin = at
+            begin = stop + (break_bytes(data, stop, end) if stop < end else 0)
     return counts
 
 
@@ -114,14 +111,14 @@ def _line(data: Any, start: int, stop: int, words: int, longest: int, kinds: Any
 
 
 @compiled
-def _is_at(data: Any, at: int, stop: int, first: int, second: int, third: int) -> bool:
+def _is_at(data: Any, at: int, stop: int, first: int, second: int, third: int) -> Any:
     if at < 0 or at + 3 > stop:
         return False
     return data[at] == first and data[at + 1] == second and data[at + 2] == third
 
 
 @compiled
-def _is_ended(data: Any, start: int, stop: int) -> bool:
+def _is_ended(data: Any, start: int, stop: int) -> Any:
     """Whether a line ends in `.`, `?`, `!` or a quotation mark, and not in `...`."""
     if start >= stop:
         return False

@@ -114,7 +114,7 @@ def _repeated(positions: Any, grams: Any, counts: Any, kept: int) -> int:
 
 
 @compiled
-def _most_frequent(lengths: Any, positions: Any, grams: Any, counts: Any, kept: int, size: int) -> int:
+def _most_frequent(lengths: Any, positions: Any, grams: Any, counts: Any, kept: int, size: int) -> Any:
     begin, top = 0, 1
     for k in range(kept):
         if grams[k] == k and counts[k] > top:

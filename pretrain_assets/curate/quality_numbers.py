@@ -46,7 +46,8 @@ def rule_numbers(data: Bytes, offsets: Offsets, stop_words: Sequence[str]) -> Nu
 
 
 def _share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    return (part / np.maximum(whole, 1)).astype(np.float32)
+    shares: npt.NDArray[np.float32] = (part / np.maximum(whole, 1)).astype(np.float32)
+    return shares
 
 
 def _packed(stop_words: Sequence[str]) -> tuple[Bytes, Offsets]:

@@ -34,3 +34,29 @@ def near_duplicates_name_survivors(dataset: lance.LanceDataset, record: LineageR
 def near_share_removed(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
     """No source loses more of its rows to near deduplication than the limit that the stage was given."""
     return verify.share_removed(dataset, record, name="near_share_removed", flag="is_near_dup")
+
+
+def matches_lie_in_their_texts(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
+    """A row has an item and a span in its text exactly where it has an overlap, and all items where contaminated."""
+    limit = record.parameters["min_overlap"]
+    query = (
+        "SELECT count(*) FILTER (WHERE contaminated) AS contaminated, count(*) FILTER (WHERE "
+        f"contaminated <> (contamination_overlap >= CAST({limit} AS FLOAT)) "
+        "OR contaminated <> (contamination_items IS NOT NULL) "
+        "OR (contamination_overlap > 0) <> (contamination_item IS NOT NULL) "
+        "OR (contamination_overlap > 0) <> coalesce(contamination_start >= 0 "
+        "AND contamination_stop > contamination_start AND contamination_stop <= n_chars, false)) AS wrong "
+        "FROM dataset WHERE contaminated IS NOT NULL"
+    )
+    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    return Finding(
+        name="matches_lie_in_their_texts",
+        passed=row["wrong"] == 0,
+        description=f"{row['wrong']:,} rows contradict themselves; {row['contaminated']:,} are contaminated",
+        details=row,
+    )
+
+
+def contaminated_share(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
+    """No source has a larger share of contaminated rows than the limit that the stage was given."""
+    return verify.share_removed(dataset, record, name="contaminated_share", flag="contaminated")

@@ -83,7 +83,7 @@ def word_spans(data: Any, offsets: Any) -> Any:
         at, stop = offsets[text], offsets[text + 1]
         begun = -1
         while at < stop:
-            space = space_bytes(data, at, stop)
+            space = 0 if 0x20 < data[at] < 0xC2 else space_bytes(data, at, stop)  # most bytes by a glance
             if space == 0:
                 if begun < 0:
                     begun = at

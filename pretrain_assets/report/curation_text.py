@@ -60,9 +60,9 @@ def steps_text(found: Funnel, *, tablefmt: str = "simple") -> str:
     """One line per term."""
     rows = [["", "all rows", "", "", "", "", *_left(found, found.total)]]
     rows += [line for step in found.steps for line in _step(found, step, 0)]
-    headers = (*FUNNEL_HEADERS, f"{found.unit} left", "")
+    headers = [*FUNNEL_HEADERS, f"{found.unit} left", ""]
     if tablefmt != "simple":
-        headers = tuple(header.replace("\n", " ") for header in headers)
+        headers = [header.replace("\n", " ") for header in headers]
     align = ("left", "left", *["right"] * 6, "left")
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=align, tablefmt=tablefmt)
 
@@ -210,7 +210,7 @@ def cell(value: Any, *, share: bool = False) -> str:
 def bar(share: float, width: int = BAR) -> str:
     """A bar of text, in eighths of a character."""
     eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _values(values: Mapping[str, Any]) -> str:

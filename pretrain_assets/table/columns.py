@@ -134,6 +134,13 @@ COLUMNS = (
         meaning="why the text could not be encoded (`on_error` null), else NULL",
         optional=True,
     ),
+    Column(
+        name="embedding",
+        arrow_type="fixed_size_list<item: halffloat>",
+        owner="embedded",
+        meaning="vector of length 1 by the model that the metadata names; zeros where the text says nothing to it",
+        optional=True,
+    ),
 )
 """All columns that the stages of this project own. Extra ingested columns belong to `ingested` as well."""
 

@@ -1,8 +1,8 @@
 """The columns of stage `quality`: name, Arrow type, meaning with its source.
 
-Invariant: the beginning of a name says whose rule it measures. Gopher: Rae et al. 2021, arXiv 2112.11446. C4: Raffel et
-al. 2020, JMLR 21, and its code in TensorFlow Datasets. FineWeb: Penedo et al. 2024, arXiv 2406.17557. A share of nothing
-is 0.
+Invariant: the beginning of a name says whose rule it measures. Gopher: Rae et al. 2021, arXiv 2112.11446. C4: Raffel
+et al. 2020, JMLR 21, and its code in TensorFlow Datasets. FineWeb: Penedo et al. 2024, arXiv 2406.17557. A share of
+nothing is 0.
 """
 
 from __future__ import annotations

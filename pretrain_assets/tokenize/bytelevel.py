@@ -112,8 +112,8 @@ def byte_level(stored: Mapping[str, Any]) -> ByteLevel:
     """
     import numpy as np
 
-    model, pattern = stored["model"], pattern_of(stored)
     _check_parts(stored)
+    model, pattern = stored["model"], pattern_of(stored)
     to_byte, vocabulary = byte_of_character(), model["vocab"]
     merges = merges_of(model)
     tokens = [*to_byte, *(left + right for left, right in merges)]
@@ -150,6 +150,7 @@ def check_merges(stored: Mapping[str, Any]) -> None:
     """
     import tokenizers
 
+    _check_parts(stored)
     model = stored["model"]
     merges = merges_of(model)
     bpe = tokenizers.models.BPE(vocab=model["vocab"], merges=merges)

@@ -58,15 +58,14 @@ def tokenize(
     dataset = open_dataset(location)
     if config.text_column not in dataset.schema.names:
         raise TableError(
-            f"{location.uri} has no column {config.text_column}: run the stage that makes it first, such as `pretrain mask` "
-            "for text_masked, or encode `text`."
+            f"{location.uri} has no column {config.text_column}: run the stage that makes it first (`pretrain mask` "
+            "for text_masked), or encode `text`."
         )
     plan = make_plan(location, _fill(tokenizer.identity, config), input_pin)
-    texts = sample(plan.work[0].fragments, config.text_column)
-    choice = choose(tokenizer, config.engine, texts) if plan.work[0].fragments else Choice(engine=REFERENCE)
-    return fill(
-        location, _fill(tokenizer.identity, config, choice), input_pin=input_pin, run_id=run_id, engine=engine
-    )
+    fragments, choice = plan.work[0].fragments, Choice(engine=REFERENCE)
+    if tokenizer.has_engines and fragments:
+        choice = choose(tokenizer, config.engine, sample(fragments, config.text_column))
+    return fill(location, _fill(tokenizer.identity, config, choice), input_pin=input_pin, run_id=run_id, engine=engine)
 
 
 def _fill(identity: TokenizerIdentity, config: TokenizeConfig, choice: Choice = DEFAULT) -> Fill:
@@ -98,26 +97,28 @@ def _fill(identity: TokenizerIdentity, config: TokenizeConfig, choice: Choice = 
         on_error=config.on_error,
         max_failed_share=config.max_failed_share,
         summarize=partial(_summarize, f"n_tokens{ending}"),
-        facts={"tokenizer_engine": asdict(choice)},
+        facts={"tokenizer_engine": {**asdict(choice), "refused": list(choice.refused)}},
     )
 
 
 def sample(fragments: Sequence[lance.LanceFragment], column: str) -> list[str]:
-    """Beginnings and middles of some texts, spread over all fragments: a few hundred at most, in bounded memory."""
+    """Beginnings and middles of some texts, spread over all fragments; one text is held at a time."""
     import numpy as np
 
     ends = np.cumsum([fragment.count_rows() for fragment in fragments])
-    rows = int(ends[-1]) if len(ends) else 0
-    parts = (f"substr({column}, 1, {SAMPLE_CHARS})", f"substr({column}, character_length({column}) / 2, {SAMPLE_CHARS})")
-    texts: list[str] = []
-    for at, row in enumerate(sorted({rows * clump // SAMPLE_CLUMPS for clump in range(SAMPLE_CLUMPS)} if rows else ())):
+    rows = int(ends[-1])
+    parts: list[str] = []
+    for row in range(0, rows, max(SAMPLE_CLUMP_ROWS, rows // SAMPLE_CLUMPS)):
         which = int(np.searchsorted(ends, row, side="right"))
         begin = row - (int(ends[which - 1]) if which else 0)
         scanner = fragments[which].scanner(
-            columns={"part": parts[at % 2]}, offset=begin, limit=SAMPLE_CLUMP_ROWS, batch_size=1
+            columns=[column], offset=begin, limit=SAMPLE_CLUMP_ROWS, batch_size=1, batch_readahead=1
         )
-        texts += [text for batch in scanner.to_batches() for text in batch.column(0).to_pylist() if text]
-    return texts
+        for at, batch in enumerate(scanner.to_batches()):
+            text = batch.column(0)[0].as_py() or ""
+            start = len(text) // 2 if at % 2 and len(text) > 2 * SAMPLE_CHARS else 0
+            parts.append(text[start : start + SAMPLE_CHARS])
+    return parts
 
 
 def encoding(name: str, engine: str, identity: TokenizerIdentity, worker: Worker) -> BatchFunction:

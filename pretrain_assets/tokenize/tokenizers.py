@@ -239,10 +239,9 @@ class HuggingFaceTokenizer:
         """
         if name == "transformers":
             return self.encode_batch
+        level = byte_level(self._stored) if name == "tiktoken" else None
         check_merges(self._stored)
-        if name == "tiktoken":
-            return TiktokenEngine(byte_level(self._stored), self.encode_batch)
-        return FastokensEngine(self._fast.to_str())
+        return TiktokenEngine(level, self.encode_batch) if level else FastokensEngine(self._fast.to_str())
 
     @cached_property
     def _stored(self) -> dict[str, Any]:
