@@ -44,7 +44,7 @@ from benchmarks import debian_corpus, harness
 from benchmarks.harness import Round
 
 PARTS = ("exact", "near", "quality", "contamination", "tokens")
-FULL_BYTES, QUICK_BYTES = 100 << 20, 1 << 20
+FULL_BYTES, QUICK_BYTES = 100_000_000, 1_000_000
 """At least this much text, and at most this much."""
 ROUNDS = 5
 

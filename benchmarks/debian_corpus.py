@@ -42,7 +42,6 @@ PACKAGES = (
     ("debian-policy",),
     ("developers-reference",),
     ("debian-reference-en",),
-    ("installation-guide-amd64",),
     ("vim-doc",),
     ("octave-doc",),
     ("maxima-doc",),
@@ -60,8 +59,10 @@ PACKAGES = (
 """Taken in this order until there is enough; of each entry the first that the release has."""
 MIN_CHARS = 200
 """Shorter sections are left out: mostly tables of contents and lists of links."""
-FOREIGN = re.compile(r"(^|/)(translations|(?!en)[a-z]{2}[-_][A-Z]{2})/|\.(?!en)[a-z]{2}(-[a-z]{2})?\.html$", re.ASCII)
-"""Pages in another language than English, by their path."""
+LEFT_OUT = re.compile(
+    r"(^|/)(_modules|translations|(?!en)[a-z]{2}[-_][A-Z]{2})/|\.(?!en)[a-z]{2}(-[a-z]{2})?\.html$", re.ASCII
+)
+"""Pages of source code or in another language than English, by their path."""
 
 
 class CorpusError(RuntimeError):
@@ -92,7 +93,7 @@ def build(folder: Path, min_bytes: int) -> Path:
     Raises:
         CorpusError: no apt here, no network, or not enough text in all packages.
     """
-    path = folder / f"documents-v{VERSION}-{min_bytes >> 20}mib.parquet"
+    path = folder / f"documents-v{VERSION}-{min_bytes // 1_000_000}mb.parquet"
     if path.exists():
         return path
     for tool in ("apt-get", "dpkg"):
@@ -217,7 +218,7 @@ def _rows(folder: Path, name: str) -> Iterator[tuple[str, str]]:
     pages = [page for page in folder.rglob("*") if page.suffix in (".html", ".xhtml") and page.is_file()]
     for page in sorted(pages):
         relative = page.relative_to(folder).as_posix()
-        if page.is_symlink() or FOREIGN.search(relative):
+        if page.is_symlink() or LEFT_OUT.search(relative):
             continue
         for number, text in enumerate(sections(page.read_text("utf-8", errors="replace"))):
             yield f"{name}/{relative}#{number}", text

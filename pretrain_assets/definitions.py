@@ -1,6 +1,8 @@
-"""The asset graph, in flow order: source/files -> ingested -> deduped -> tokenized -> checkpoint -> export, index.
+"""The asset graph, in flow order.
 
-Beside it stands maintenance, which reads and makes no asset.
+source/files -> ingested -> deduped -> near_deduped -> quality -> decontaminated -> tokenized -> checkpoint -> export,
+and from tokenized the index and the curation report. Beside them stand the optional columns (masked, model_scored,
+embedded) and maintenance, which makes no asset.
 """
 
 from collections.abc import Mapping
@@ -17,20 +19,32 @@ from pretrain_assets.assets.automation import (
 )
 from pretrain_assets.assets.checkpoint import checkpoint, checkpoint_checks
 from pretrain_assets.assets.checks import corpus_checks
+from pretrain_assets.assets.curation import curation_report
+from pretrain_assets.assets.decontaminated import decontaminated
 from pretrain_assets.assets.deduped import deduped
+from pretrain_assets.assets.embedded import embedded, model_scored
+from pretrain_assets.assets.eval_sets import eval_sets
 from pretrain_assets.assets.export import export, export_checks
 from pretrain_assets.assets.index import index
 from pretrain_assets.assets.ingested import ingested
 from pretrain_assets.assets.maintenance import maintenance
+from pretrain_assets.assets.masked import masked
+from pretrain_assets.assets.near_deduped import near_deduped
+from pretrain_assets.assets.quality import quality_signals
 from pretrain_assets.assets.resources import default_resources
 from pretrain_assets.assets.sources import source_files
 from pretrain_assets.assets.tokenized import tokenized
 
 
 def build_defs(resource_overrides: Mapping[str, object] | None = None) -> dg.Definitions:
-    """All definitions; `resource_overrides` replaces resources by name (corpus, source, engine, launcher)."""
+    """All definitions; `resource_overrides` replaces resources by name (corpus, source, eval_sets, engine, launcher)."""
     return dg.Definitions(
-        assets=[source_files, ingested, deduped, tokenized, checkpoint, export, index, maintenance],
+        assets=[
+            *(source_files, eval_sets),
+            *(ingested, deduped, near_deduped, quality_signals, decontaminated, tokenized),
+            *(masked, model_scored, embedded),
+            *(checkpoint, export, index, curation_report, maintenance),
+        ],
         asset_checks=[*corpus_checks, checkpoint_checks, export_checks],
         jobs=[recurate_job, pretrain_job, maintenance_job],
         schedules=[nightly, weekly],

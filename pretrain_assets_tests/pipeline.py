@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INDEX, INGESTED, SOURCE_FILES, TOKENIZED
+from pretrain_assets.assets.keys import (
+    CHECKPOINT,
+    CURATION_REPORT,
+    DECONTAMINATED,
+    DEDUPED,
+    INDEX,
+    INGESTED,
+    NEAR_DEDUPED,
+    QUALITY,
+    SOURCE_FILES,
+    TOKENIZED,
+)
 from pretrain_assets.cli import cli
 from pretrain_assets.definitions import build_defs
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
@@ -35,6 +47,12 @@ TINY = {
     "execution.checkpoint_every": 3,
 }
 """The demo's recipe, made small enough for a test."""
+CHAIN = (INGESTED, DEDUPED, NEAR_DEDUPED, QUALITY, DECONTAMINATED, TOKENIZED)
+"""Stages that make one version each, in order; then comes the index."""
+FILLED = ("is_dup", "is_near_dup", "pii_ips", "contaminated", "n_tokens")
+"""A column of every stage that has a value in each row."""
+TOKENS = len(CHAIN)
+"""The version of the first tokens."""
 
 
 @dataclass
@@ -109,10 +127,10 @@ class PipelineStory:
         project.add_source("first.parquet", 0, 400)
         result = project.pretrain()
         assert result.success
-        versions = [project.metadata(key)["lance/version"] for key in (INGESTED, DEDUPED, TOKENIZED, INDEX)]
-        assert versions == [1, 2, 3, 4] and open_dataset(project.location).version == 4
+        versions = [project.metadata(key)["lance/version"] for key in (*CHAIN, INDEX)]
+        assert versions == [*range(1, TOKENS + 2)] and open_dataset(project.location).version == TOKENS + 1
         assert project.metadata(TOKENIZED)["dagster/row_count"] == 400
-        assert project.metadata(TOKENIZED)["lance/tag"] == "tokenized-v3"
+        assert project.metadata(TOKENIZED)["lance/tag"] == f"tokenized-v{TOKENS}"
         assert "data:image/svg+xml" in project.metadata(TOKENIZED)["plot"]
         checks = result.get_asset_check_evaluations()
         assert {check.check_name for check in checks} >= {"ids_unique", "token_counts_match", "filters_disjoint"}
@@ -121,7 +139,7 @@ class PipelineStory:
     def test_training_streams_numbers_and_pins_its_data(self, project: Project) -> None:
         found = project.metadata(CHECKPOINT)
         table_id = project.metadata(TOKENIZED)["lance/table_id"]
-        assert found["lance/pin"] == found["passport"]["pin"] == f"{table_id}@3"
+        assert found["lance/pin"] == found["passport"]["pin"] == f"{table_id}@{TOKENS}"
         assert found["steps"] == 6 and found["val_loss"] < found["first_val_loss"]
         observations = project.instance.fetch_observations(CHECKPOINT, limit=100).records
         losses = [
@@ -131,15 +149,15 @@ class PipelineStory:
 
     def test_data_versions_are_pins_and_provenance_follows_them(self, project: Project) -> None:
         table_id = project.metadata(TOKENIZED)["lance/table_id"]
-        for key, upstream, version in ((DEDUPED, INGESTED, 1), (TOKENIZED, DEDUPED, 2), (CHECKPOINT, TOKENIZED, 3)):
+        for version, (upstream, key) in enumerate(itertools.pairwise((*CHAIN, CHECKPOINT)), 1):
             tags = project.materialization(key).tags or {}
             assert tags[f"dagster/input_data_version/{upstream.to_user_string()}"] == f"{table_id}@{version}"
 
     def test_lineage_says_what_dagsters_provenance_says(self, project: Project) -> None:
         facts = json.loads(project.cli("lineage", "--json"))
         text = project.cli("lineage")
-        assert [link["stage"] for link in facts["chain"]] == ["tokenized", "deduped", "ingested"]
-        links = dict(zip((TOKENIZED, DEDUPED, INGESTED), facts["chain"], strict=True))
+        assert [link["stage"] for link in facts["chain"]] == [key.path[-1] for key in reversed(CHAIN)]
+        links = dict(zip(reversed(CHAIN), facts["chain"], strict=True))
         for key, link in links.items():
             metadata = project.metadata(key)
             assert (link["pin"], link["tag"]) == (metadata["lance/pin"], metadata["lance/tag"])
@@ -147,7 +165,7 @@ class PipelineStory:
             assert project.instance.get_run_by_id(link["run_id"]) is not None
         tags = project.materialization(CHECKPOINT).tags or {}
         assert tags["dagster/input_data_version/corpus/tokenized"] == facts["checkpoint"]["pin"]
-        for key, upstream in ((TOKENIZED, DEDUPED), (DEDUPED, INGESTED)):
+        for upstream, key in itertools.pairwise(CHAIN):
             tags = project.materialization(key).tags or {}
             assert [tags[f"dagster/input_data_version/{upstream.to_user_string()}"]] == links[key]["inputs"]
 
@@ -160,17 +178,17 @@ class PipelineStory:
             assert seen["first_step"] is None or 1 <= seen["first_step"] <= 6
 
     def test_again_changes_nothing(self, project: Project) -> None:
-        keys = (INGESTED, DEDUPED, TOKENIZED, CHECKPOINT, INDEX)
+        keys = (*CHAIN, CHECKPOINT, INDEX, CURATION_REPORT)
         before = {key: (project.materialization(key).tags or {})["dagster/data_version"] for key in keys}
         files = project.data_files()
         assert project.pretrain().success
         assert {key: (project.materialization(key).tags or {})["dagster/data_version"] for key in keys} == before
-        assert open_dataset(project.location).version == 4 and project.data_files() == files
+        assert open_dataset(project.location).version == TOKENS + 1 and project.data_files() == files
         assert project.metadata(TOKENIZED)["changed"] is False
 
     def test_a_nightly_tick_curates_just_the_new_rows(self, project: Project) -> None:
         old_files, old_checkpoint = project.data_files(), project.metadata(CHECKPOINT)
-        rows_at_pin = open_dataset(project.location, 3).to_table(columns=["id", "input_ids"])
+        rows_at_pin = open_dataset(project.location, TOKENS).to_table(columns=["id", "input_ids"])
         project.add_source("second.parquet", 380, 40)  # 20 documents again, 20 new ones
 
         schedule = build_defs().resolve_schedule_def("nightly_recuration")
@@ -179,22 +197,22 @@ class PipelineStory:
         assert len(tick.run_requests or []) == 1
         assert project.run("recurate", config=tick.run_requests[0].run_config).success
 
-        versions = [project.metadata(key)["lance/version"] for key in (INGESTED, DEDUPED, TOKENIZED, INDEX)]
-        assert versions == [5, 6, 7, 8]
+        versions = [project.metadata(key)["lance/version"] for key in (*CHAIN, INDEX)]
+        assert versions == [*range(TOKENS + 2, 2 * TOKENS + 3)]
         new_files = project.data_files()
         assert {name: new_files[name] for name in old_files} == old_files
         added = sum(size for name, size in new_files.items() if name not in old_files)
         assert added < sum(old_files.values()) / 4
         dataset = open_dataset(project.location)
         assert dataset.count_rows() == 440 and dataset.count_rows("is_dup AND id >= 400") == 20
-        assert dataset.count_rows("n_tokens IS NULL OR is_dup IS NULL") == 0
+        assert dataset.count_rows(" OR ".join(f"{name} IS NULL" for name in FILLED)) == 0
         assert project.metadata(CHECKPOINT) == old_checkpoint
         pinned = int(old_checkpoint["lance/pin"].rpartition("@")[2])
         assert open_dataset(project.location, pinned).to_table(columns=["id", "input_ids"]) == rows_at_pin
 
     def test_the_old_checkpoint_still_answers_from_its_own_rows(self, project: Project) -> None:
         facts = json.loads(project.cli("lineage", "--json"))
-        assert facts["checkpoint"]["tag"] == "tokenized-v3"
+        assert facts["checkpoint"]["tag"] == f"tokenized-v{TOKENS}"
         assert [ingest["tag"] for ingest in facts["ingests"]] == ["ingested-v1"]
         hits = json.loads(project.cli("search", "lord", "--limit", "50", "--json"))["hits"]
         assert hits and max(hit["id"] for hit in hits) < 400

@@ -17,7 +17,7 @@ from pretrain_assets.definitions import build_defs, defs
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.table.storage import open_dataset
 from pretrain_assets.train import checkpoint
-from pretrain_assets_tests.pipeline import TINY, PipelineStory, Project, open_project
+from pretrain_assets_tests.pipeline import CHAIN, TINY, PipelineStory, Project, open_project
 from pretrain_assets_tests.ui import browser_page, make_ui, needs_chromium, screenshot
 
 
@@ -49,7 +49,7 @@ class TestUserInterface:
     def test_a_browser_shows_the_graph_versions_rows_and_plots(self, project: Project, ui_port: int) -> None:
         with browser_page(ui_port) as page:
             page.goto("/asset-groups")
-            for name in ("ingested", "deduped", "tokenized", "checkpoint", "export", "index"):
+            for name in (*(key.path[-1] for key in CHAIN), "checkpoint", "export", "index", "curation_report"):
                 page.get_by_text(name, exact=True).last.wait_for()
             screenshot(page, "asset-graph")
             for key, name in ((TOKENIZED, "tokenized"), (CHECKPOINT, "checkpoint")):

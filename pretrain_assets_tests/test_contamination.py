@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -13,13 +14,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrain_assets.assets import checks
+from pretrain_assets.assets.decontaminated import decontaminated
+from pretrain_assets.assets.eval_sets import eval_sets
+from pretrain_assets.assets.keys import EVAL_SETS
+from pretrain_assets.assets.resources import CorpusResource, EngineResource, EvalSetsResource
+from pretrain_assets.cli.contamination import contamination
 from pretrain_assets.config import ContaminationConfig, EngineConfig
 from pretrain_assets.curate import verify
 from pretrain_assets.curate.contamination import decontaminate, describe_sets, index_of, searching
@@ -33,6 +42,7 @@ from pretrain_assets.report.contamination_text import contamination_text
 from pretrain_assets.table.filler.spec import Worker
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import find_record, tag_version
 from pretrain_assets_tests.tables import append, make_table, newest, values
 
 COLUMNS = ("contamination_item", "contamination_items", "contamination_overlap", "contamination_start")
@@ -220,6 +230,8 @@ def test_short_texts_are_searched_as_a_whole_or_counted(tmp_path: Path) -> None:
     counts = {name: described[name] for name in ("items", "searched", "too_short", "boilerplate")}
     assert counts == {"items": 4, "searched": 1, "too_short": 3, "boilerplate": 0}
     assert search([seven], exam, min_words=7)[0]["contamination_item"] == "exam/short"
+    nothing = write_set(tmp_path / "short.jsonl", seven)
+    assert search([eight], nothing)[0]["contaminated"] is False
 
 
 def test_equal_hashes_of_other_words_are_no_hit(tmp_path: Path) -> None:
@@ -239,7 +251,7 @@ SCRIPTS = {
     "Chinese": "一个农场有十六只鸭子，每天下十六个蛋，她吃三个，用四个做松饼，剩下的卖掉，每天赚多少钱？",
     "Japanese": "農場には十六羽のアヒルがいて、毎日十六個の卵を産みます。残りを市場で売るといくらになりますか。",
     "Thai": "ฟาร์มแห่งหนึ่งมีเป็ดสิบหกตัว ออกไข่วันละสิบหกฟอง ที่เหลือขายได้วันละเท่าไร",
-    "Korean": "농장에는 오리가 열여섯 마리 있고 매일 알을 열여섯 개 낳습니다 나머지를 시장에서 팔면 하루에 얼마를 벌까요",
+    "Korean": "농장에는 오리가 열여섯 마리 있고 매일 알을 열여섯 개 낳고 나머지를 시장에서 팔면 하루에 얼마 벌까요",
     "Arabic": "كَمْ ثَمَنُ البيت إذا اشتراه أحمد بثمانين ألف دينار ثم باعه بعد سنة واحدة بسعر أعلى من ذلك بكثير جدا",
 }
 
@@ -365,3 +377,48 @@ def test_an_empty_table_gets_the_columns(tmp_path: Path) -> None:
     found = contamination_report(open_dataset(location))
     assert (found.rows, found.matches, found.sets[0].searched) == (0, (), 300)
     assert contamination_text(found).startswith("0 of 0 documents")
+
+
+def test_the_assets_and_the_verb(tmp_path: Path) -> None:
+    exam = write_set(tmp_path / "exam.jsonl", TEXT)
+    location = make_table(tmp_path / "db", [f"a {TEXT} b", "clean"])
+    quality = run(location, exam).record  # stands for the stage before, which is another room's
+    tag_version(open_dataset(location), dataclasses.replace(quality, stage="quality"))
+    resources = {
+        "corpus": CorpusResource(database_uri=location.database_uri),
+        "engine": EngineResource(workers=1),
+        "eval_sets": EvalSetsResource(eval_sets=[exam]),
+    }
+    settings = {"ops": {"corpus__decontaminated": {"config": {"min_overlap": 0.75}}}}
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = _observed(instance, resources)
+        result = dg.materialize([decontaminated], instance=instance, resources=resources, run_config=settings)
+        write_set(tmp_path / "exam.jsonl", TEXT, TEXT)
+        second = _observed(instance, resources)
+    assert len(first) == 16 and first != second
+    (event,) = result.asset_materializations_for_node("corpus__decontaminated")
+    facts = {name: value.value for name, value in event.metadata.items()}
+    assert facts["ledger"] == {"in": 2, "clean": 1, "contaminated": 1}
+    assert facts["parameters"]["min_overlap"] == 0.75
+    assert "exam/1" in str(facts["contamination"]) and "| eval set" in str(facts["contamination"])
+    record = find_record(location, "decontaminated")
+    findings = {finding.name: finding.passed for finding in checks._decontaminated(location, record)}
+    assert findings.pop("contaminated_share") is False  # half of the rows
+    assert findings == dict.fromkeys(
+        ("schema_matches", "no_nulls", "matches_lie_in_their_texts", "ledger_closes"), True
+    )
+
+    done = CliRunner().invoke(contamination, ["--json", "--limit", "1"], obj={"location": location})
+    found = json.loads(done.stdout)
+    assert (found["contaminated"], found["matches"][0]["excerpt"], found["sets"][0]["documents"]) == (1, TEXT, 1)
+    assert "1 of 2 documents" in CliRunner().invoke(contamination, [], obj={"location": location}).stdout
+
+
+def _observed(instance: dg.DagsterInstance, resources: dict[str, Any]) -> str:
+    """The data version of the eval sets now."""
+    job = dg.define_asset_job("observe", selection=dg.AssetSelection.assets(EVAL_SETS))
+    defs = dg.Definitions(assets=[eval_sets], jobs=[job], resources=resources)
+    assert defs.resolve_job_def("observe").execute_in_process(instance=instance).success
+    record = instance.fetch_observations(EVAL_SETS, limit=1).records[0]
+    assert record.asset_observation is not None
+    return str(record.asset_observation.data_version)

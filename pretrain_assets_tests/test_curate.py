@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
 import sys
 import tempfile
 import unicodedata
@@ -276,3 +277,29 @@ def test_an_empty_table_gets_the_columns_and_zero_counts(tmp_path: Path) -> None
     append(location, ["a", "a"])
     run(location)
     assert values(location, "is_dup") == [False, True]
+
+
+BIG = """
+import sys
+from pathlib import Path
+from pretrain_assets.config import DedupConfig, EngineConfig
+from pretrain_assets.curate.dedup import dedup
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.storage import Location
+location, pin, here = Location(database_uri=sys.argv[1]), Pin.parse(sys.argv[2]), EngineConfig(workers=1)
+dedup(location, DedupConfig(), input_pin=pin, engine=here)
+print(next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line))
+"""
+
+
+@pytest.mark.slow
+def test_field_21_past_2_gib_of_text_memory_stays_flat(tmp_path: Path) -> None:
+    """120 documents of 20 MB, two of every three with the same words."""
+    words = [f"{number} " * (20_000_000 // (len(str(number)) + 1)) for number in (1, 23)]
+    location = make_table(tmp_path, [])
+    for row in range(0, 120, 3):
+        append(location, [words[0], f"{row} {words[1]}", f" {words[0]}\n"])
+    command = [sys.executable, "-c", BIG, location.database_uri, str(newest(location))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert values(location, "dup_of") == [None, None, 0] + [0, None, 0] * 39
+    assert int(done.stdout) < 700_000, "kB at its peak; 250,000 without any work"

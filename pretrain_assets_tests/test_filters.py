@@ -29,11 +29,13 @@ from pretrain_assets.curate.explain import examples, explain
 from pretrain_assets.curate.figures import Bars, Histogram, Report, Table
 from pretrain_assets.curate.filters import FILTERS, NamedFilter, by_name, disjoint, expand, resolve, terms_of, usable
 from pretrain_assets.curate.funnel import Funnel, funnel
+from pretrain_assets.curate.quality_rules import RULES, rows_failing
 from pretrain_assets.curate.report import make_report
 from pretrain_assets.curate.sql import and_terms, columns_in, tokens
 from pretrain_assets.errors import FilterError, TableError
 from pretrain_assets.report.curation_html import report_html
 from pretrain_assets.report.curation_text import report_markdown
+from pretrain_assets.table.quality_columns import QUALITY
 from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
 from pretrain_assets.tokenize.columns import tokenize
@@ -325,6 +327,27 @@ def test_what_cannot_be_counted_is_refused(dataset: lance.LanceDataset, text: st
         assert word in str(refusal.value)
 
 
+def test_the_published_sets_count_as_quality_rules_does(tmp_path: Path) -> None:
+    """At and beside every threshold; a float column's 0.1 is at most 0.1."""
+    table: dict[str, pa.Array] = {}
+    for name, kind, _ in QUALITY:
+        edges = [rule.threshold for rules in RULES.values() for rule in rules if rule.column == name] or [1]
+        around = [edge + step for edge in edges for step in (-1, -0.001, 0, 0.001, 1)]
+        some = [None if row % 41 == 40 else around[row * 7 % len(around)] for row in range(200)]
+        texts = [None if value is None else str(value) for value in some]
+        table[name] = pa.array(texts) if kind == "string" else pa.array(some, pa.float64()).cast(kind, safe=False)
+    location = make_table(tmp_path, ["text"] * 200, n_chars=[row % 3 for row in range(200)])
+    lance.dataset(location.uri).add_columns(pa.table(table).to_reader())
+    dataset = lance.dataset(location.uri)
+    found = funnel(dataset, "high_quality")
+    for step in found.steps[0].children:
+        counts = rows_failing(dataset)[step.text]
+        assert step.removes.rows - step.unknown.rows == counts.pop("")
+        assert [child.removes.rows - child.unknown.rows for child in step.children] == list(counts.values())
+        assert any(counts.values())
+    adds_up(found)
+
+
 def test_training_and_held_out_share_no_row(dataset: lance.LanceDataset, rows: pd.DataFrame) -> None:
     finding = disjoint(dataset)
     assert (finding.name, finding.passed) == ("filters_disjoint", True)
@@ -380,7 +403,14 @@ def test_a_row_that_is_left_out_says_by_which_rule_with_what_value(judged: Locat
     assert [t.holds for t in children] == [False, True, True]
     (copied,) = found.repeats
     assert (copied.id, copied.similarity, copied.preview, copied.is_there) == (0, 1.0, "the first text of all", True)
-    (near,) = explain(dataset, 2).repeats
+    by_name = explain(dataset, 2)
+    assert [(t.number, t.text, t.holds) for t in by_name.terms] == [
+        ("1", "clean", False),
+        ("2", "training", True),
+        ("3", "held_out", False),
+    ]
+    assert (by_name.kept, by_name.removed_by, by_name.terms[0].children[1].number) == (None, (), "1.2")
+    (near,) = by_name.repeats
     assert (near.column, near.id, near.similarity) == ("near_dup_of", 0, 0.8125)
     contaminated = explain(dataset, 3, "clean")
     assert contaminated.removed_by == ("1",) and contaminated.repeats == ()
@@ -425,6 +455,24 @@ def test_the_verbs_filter_and_explain(judged: Location, tmp_path: Path) -> None:
     explained = pretrain(judged, "explain", "2", "--filter", "clean").stdout
     assert "left out, by term 1\n" in explained and "repeats row 0 (<b>a&b</b>), similarity 0.812" in explained
     assert json.loads(pretrain(judged, "explain", "3", "--json").stdout)["contamination"]["item"] == "sums/7"
+
+
+@pytest.mark.slow
+def test_curation_in_order_then_tokens_of_its_newest_version(tmp_path: Path) -> None:
+    location = Location(database_uri=str(tmp_path))
+    pretrain(location, "ingest", "synthetic:30")
+    run = ("curate", "run", "--workers", "1")
+    facts = json.loads(pretrain(location, *run, "--json").stdout)
+    tags = ["deduped-v2", "near_deduped-v3", "quality-v4", "decontaminated-v5"]
+    assert [(fact["tag"], fact["changed"]) for fact in facts] == [(tag, True) for tag in tags]
+    assert pretrain(location, *run).stdout.splitlines() == [f"{tag}: nothing to do, no new version" for tag in tags]
+    again = ("near-dedup", "--set", "threshold=0.9", "--workers", "1", "--json")
+    assert json.loads(pretrain(location, *again).stdout)["parameters"]["threshold"] == 0.9
+    tokens = json.loads(pretrain(location, "tokenize", "--tokenizer", "byte", "--workers", "1", "--json").stdout)
+    assert [pin.rpartition("@")[2] for pin in tokens["inputs"]] == ["6"]
+    found = json.loads(pretrain(location, "filter", "clean AND english AND high_quality", "--json").stdout)
+    assert (found["total"]["rows"], found["unit"], found["unmeasured"]) == (30, "tokens", 0)
+    assert found["kept"]["rows"] + sum(step["in_order"]["rows"] for step in found["steps"]) == 30
 
 
 class _Page(HTMLParser):

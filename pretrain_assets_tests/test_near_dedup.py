@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrain_assets.config import DedupConfig, NearDedupConfig
-from pretrain_assets.curate import eda, lsh, minhash, verify
+from pretrain_assets.curate import eda, folded_words, lsh, minhash, verify
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.near_dedup import near_dedup
 from pretrain_assets.errors import ConfigError, TableError
@@ -67,26 +68,57 @@ def same(left: str, right: str) -> bool:
 # --- signatures
 
 
-def test_a_signature_is_the_minimum_of_each_hash_function_over_the_shingles() -> None:
+def reference(shingles: list[int], num_values: int = 112, seed: int = 1) -> list[int]:
+    """The signature of a text with these polynomials, by the words of the docstring."""
+    multipliers, addends = minhash.hash_functions(num_values, seed)
+    salt = minhash._split_mix(seed, 2 * num_values)
+    hashes = [int(folded_words.mix(np.uint64(shingle ^ salt))) for shingle in shingles]
+    slots: dict[int, int] = {}
+    for hashed in hashes:
+        slot = (hashed >> 32) * num_values >> 32
+        slots[slot] = min(slots.get(slot, 2**32), hashed % 2**31)
+    own = [
+        2**31 + min((int(a) * (hashed >> 32) + int(b)) % 2**64 >> 33 for hashed in hashes)
+        for a, b in zip(multipliers, addends, strict=True)
+    ]
+    return [slots.get(slot, own[slot]) for slot in range(num_values)]
+
+
+def polynomials(text: str, ngram: int = 5) -> list[int]:
+    """The shingles of a text of words that are normal already, before they are mixed."""
+    hashed = []
+    for word in text.split():
+        value = folded_words.FNV_OFFSET
+        for character in word:
+            value = (value ^ ord(character)) * folded_words.FNV_PRIME % 2**64
+        hashed.append(int(folded_words.mix(np.uint64(value))) | 1)
+    grams = [hashed[at : at + ngram] for at in range(max(1, len(hashed) - ngram + 1))]
+    return [functools.reduce(lambda sum, word: (sum * minhash.POLYNOMIAL + word) % 2**64, gram, 0) for gram in grams]
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 60, 300, minhash.BLOCK + 3, minhash.BLOCK + 4, minhash.BLOCK + 5, 2500])
+def test_a_signature_is_what_the_docstring_says(count: int) -> None:
+    text = " ".join(words(count, count))
+    assert sign(text)[0].tolist() == reference(polynomials(text))
+
+
+def test_slots_that_no_shingle_reaches_in_a_long_text() -> None:
+    text = "a b c d e " * minhash.BLOCK  # five shingles, in several blocks
+    assert sign(text)[0].tolist() == reference(polynomials("a b c d e a b c d"))
+
+
+def test_the_shingles_of_a_text_are_those_of_its_words() -> None:
     text = "The quick, brown fox -- jumps over the lazy dog."
     normal = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
     sets, lengths = minhash.shingle_sets(pa.array([text]), ngram_words=5, min_words=5)
     assert lengths.tolist() == [5]
-    multipliers, addends = minhash.hash_functions(112, 1)
-    expected = [
-        min(((int(a) * (int(x) >> 32) + int(b)) % 2**64) >> 32 for x in sets)
-        for a, b in zip(multipliers, addends, strict=True)
-    ]
-    assert sign(text)[0].tolist() == expected
-    singles, _ = minhash.shingle_sets(
-        pa.array([" ".join(normal[at : at + 5]) for at in range(5)]), ngram_words=5, min_words=5
-    )
-    assert sorted(singles.tolist()) == sets.tolist()
+    expected = [int(folded_words.mix(np.uint64(shingle))) for shingle in polynomials(" ".join(normal))]
+    assert sets.tolist() == sorted(expected)
 
 
 def test_signatures_are_the_same_on_every_machine() -> None:
     digest = sign("One text of some words, 1.5 é 漢字", "", "a").astype(np.uint64).sum(axis=1)
-    assert digest.tolist() == [77022489661, 112 * 0xFFFFFFFF, 237826848371]
+    assert digest.tolist() == [277184642492, 112 * 0xFFFFFFFF, 346096611755]
 
 
 @settings(deadline=None, max_examples=100)
@@ -94,14 +126,6 @@ def test_signatures_are_the_same_on_every_machine() -> None:
 def test_a_batch_gives_each_text_its_own_signature(texts: list[str], ngram: int) -> None:
     together = sign(*texts, ngram_words=ngram)
     assert [row.tolist() for row in together] == [sign(text, ngram_words=ngram)[0].tolist() for text in texts]
-
-
-def test_long_texts_go_through_in_blocks() -> None:
-    text = " ".join(words(3 * minhash.BLOCK + 7, 0))
-    sets, _ = minhash.shingle_sets(pa.array([text]), ngram_words=5, min_words=5)
-    multipliers, addends = minhash.hash_functions(112, 1)
-    hashed = (multipliers[:, None] * (sets >> np.uint64(32)) + addends[:, None]) >> np.uint64(32)
-    assert sign(text)[0].tolist() == hashed.min(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -165,14 +189,14 @@ def test_recall_is_the_theoretical_curve(
     left, right = planted[similarity]
     banded = (minhash.band_hashes(left, 14) == minhash.band_hashes(right, 14)).any(axis=0)
     found = (banded & ((left == right).mean(axis=1) >= threshold)).mean()
-    expected = minhash.detection_probability(similarity, bands=14, rows_per_band=8, threshold=threshold)
+    expected = lsh.detection_probability(similarity, bands=14, rows_per_band=8, threshold=threshold)
     error = math.sqrt(expected * (1 - expected) / len(left))
     assert found == pytest.approx(expected, abs=5 * error + 2 / len(left))
 
 
 def test_the_curve_without_threshold_is_the_known_one() -> None:
     for similarity in PLANTED:
-        curve = minhash.detection_probability(similarity, bands=14, rows_per_band=8)
+        curve = lsh.detection_probability(similarity, bands=14, rows_per_band=8)
         assert curve == pytest.approx(1 - (1 - similarity**8) ** 14, abs=1e-9)
 
 

@@ -121,13 +121,14 @@ VARIANTS = {
             "pretokenizers": [{"type": "Digits", "individual_digits": True}, ALONE],
         },
     },
-    "other ids": lambda stored: shuffled(with_words(stored, "<word>")),
+    "other ids": lambda stored: with_words(shuffled(stored), "<word>"),
     "a pattern nobody knows": lambda stored: {**stored, "pre_tokenizer": split(r"[a-z]+|[^a-z]")},
 }
 MORE = [
     "a <tool_call>e\u0301</tool_call>\u0338 é <word> x<word>y <tool_call",
     f"{EOS}{EOS} a{EOS}",
     "e\u0301 \u1100\u1161 \u2126 <tool_call>",
+    f"a {engines.NO_WORD}{engines.NO_WORD} b",
 ]
 
 

@@ -5,18 +5,34 @@ Invariant: a re-curation does work for new rows only, and trains nothing; traini
 
 import dagster as dg
 
-from pretrain_assets.assets.keys import CHECKPOINT, DEDUPED, INDEX, INGESTED, MAINTENANCE, SOURCE_FILES, TOKENIZED
+from pretrain_assets.assets.keys import (
+    CHECKPOINT,
+    CURATION_REPORT,
+    DECONTAMINATED,
+    DEDUPED,
+    EVAL_SETS,
+    INDEX,
+    INGESTED,
+    MAINTENANCE,
+    NEAR_DEDUPED,
+    QUALITY,
+    SOURCE_FILES,
+    TOKENIZED,
+)
 from pretrain_assets.assets.resources import SourceResource
+
+CORPUS = (SOURCE_FILES, EVAL_SETS, INGESTED, DEDUPED, NEAR_DEDUPED, QUALITY, DECONTAMINATED, TOKENIZED)
+"""From source files to tokens."""
 
 recurate_job = dg.define_asset_job(
     "recurate",
-    selection=dg.AssetSelection.assets(SOURCE_FILES, INGESTED, DEDUPED, TOKENIZED, INDEX),
-    description="Observe the sources, append what is new, fill columns for just those rows, extend the index.",
+    selection=dg.AssetSelection.assets(*CORPUS, INDEX, CURATION_REPORT),
+    description="Observe the sources, append what is new, fill columns for just those rows, extend the index, report.",
 )
 
 pretrain_job = dg.define_asset_job(
     "pretrain",
-    selection=dg.AssetSelection.assets(SOURCE_FILES, INGESTED, DEDUPED, TOKENIZED, CHECKPOINT, INDEX),
+    selection=dg.AssetSelection.assets(*CORPUS, CHECKPOINT, INDEX, CURATION_REPORT),
     description="The whole way from source files to a trained checkpoint of one recipe and the index.",
 )
 

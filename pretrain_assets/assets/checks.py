@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 
 from pretrain_assets.assets.events import check_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, TOKENIZED
+from pretrain_assets.assets.keys import DECONTAMINATED, DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, QUALITY, TOKENIZED
 from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.curate import verify as curation
@@ -61,6 +61,16 @@ def _decontaminated(location: Location, record: LineageRecord) -> list[Finding]:
         curation.matches_lie_in_their_texts(dataset, record),
         verify.ledger_closes(record),
         curation.contaminated_share(dataset, record),
+    ]
+
+
+def _quality(location: Location, record: LineageRecord) -> list[Finding]:
+    dataset = open_pin(location, record.pin)
+    return [
+        verify.schema_matches(dataset, "quality"),
+        verify.no_nulls(dataset, record),
+        curation.lines_add_up(dataset),
+        verify.ledger_closes(record),
     ]
 
 
@@ -132,6 +142,12 @@ corpus_checks = [
         "decontaminated",
         ["schema_matches", "no_nulls", "matches_lie_in_their_texts", "ledger_closes", "contaminated_share"],
         _decontaminated,
+    ),
+    _guard(
+        QUALITY,
+        "quality",
+        ["schema_matches", "no_nulls", "lines_add_up", "ledger_closes"],
+        _quality,
     ),
     _guard(
         TOKENIZED,

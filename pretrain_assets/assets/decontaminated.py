@@ -59,4 +59,5 @@ def decontaminated(
     found = contamination_report(open_dataset(location, result.record.version))
     plot = bars("contaminated documents by eval set", [s.name for s in found.sets], [s.documents for s in found.sets])
     made = stage_result(location, result, QUALITY, plot)
-    return made._replace(metadata={**made.metadata, "contamination": md(contamination_text(found, tablefmt="github"))})
+    text = contamination_text(found, tablefmt="github")
+    return made._replace(metadata={**(made.metadata or {}), "contamination": md(text)})

@@ -5,7 +5,7 @@ from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import check_result, stage_result, user_errors
-from pretrain_assets.assets.keys import EMBEDDED, GROUP, MODEL_SCORED, RETRY, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import DECONTAMINATED, EMBEDDED, GROUP, MASKED, MODEL_SCORED, RETRY, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
 from pretrain_assets.config import EmbedConfig, ModelScoreConfig, from_dict
@@ -88,7 +88,7 @@ def embedded(
 
 @dg.asset(
     key=MODEL_SCORED,
-    deps=[TOKENIZED],
+    deps=[DECONTAMINATED, MASKED],
     group_name=GROUP,
     kinds={"table", "huggingface"},
     code_version=digest([model_scores.CODE_VERSION]),
@@ -103,11 +103,11 @@ def model_scored(
     """Score new rows."""
     location = corpus.location()
     with user_errors():
-        pin = input_pin(context, TOKENIZED, location, "tokenized")
+        pin = input_pin(context, DECONTAMINATED, location, "decontaminated", (MASKED,))
         settings = from_dict(ModelScoreConfig, config.model_dump())
         result = model_scores.score(
             location, settings, input_pin=pin, run_id=context.run.run_id, engine=engine.config()
         )
     bins = model_scores.score_bins(open_dataset(location, result.record.version), settings.name)
     plot = bars(f"documents by model_score_{settings.name}", list(bins), list(bins.values()))
-    return stage_result(location, result, TOKENIZED, plot)
+    return stage_result(location, result, DECONTAMINATED, plot)

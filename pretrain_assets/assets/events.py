@@ -26,6 +26,7 @@ COLUMN_INPUTS: dict[str, tuple[str, ...]] = {
     "contamination_start": ("text",),
     "contamination_stop": ("text",),
     "contaminated": ("contamination_overlap",),
+    **dict.fromkeys((column.name for column in COLUMNS if column.owner in ("quality", "masked")), ("text",)),
     "input_ids": ("text",),
     "n_tokens": ("input_ids",),
     "embedding": ("text",),

@@ -5,6 +5,8 @@ from the step context and exactly that materialization is fetched. That method i
 in this one place, guarded by a test.
 """
 
+from collections.abc import Sequence
+
 import dagster as dg
 
 from pretrain_assets.errors import TableError
@@ -13,21 +15,45 @@ from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, record_of
 
 
-def input_pin(context: dg.AssetExecutionContext, key: dg.AssetKey, location: Location, stage: str) -> Pin:
+def input_pin(
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+    location: Location,
+    stage: str,
+    optional: Sequence[dg.AssetKey] = (),
+) -> Pin:
     """Pin of the materialization of `key` that Dagster recorded as this step's input.
 
     A table made by the CLI has no materialization yet: then it is the stage's newest version in the table itself.
 
+    Args:
+        context: Of the step.
+        key: The input.
+        location: The table.
+        stage: Stage of the input.
+        optional: Inputs that may never have run; the newest version of all inputs is what the step reads.
+
     Raises:
         TableError: the stage has never run.
     """
+    others = [pin for other in optional if (pin := _recorded(context, other))]
+    return max([_required(context, key, location, stage), *others], key=lambda pin: pin.version)
+
+
+def _recorded(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Pin | None:
     info = context.get_step_execution_context().maybe_fetch_and_get_input_asset_version_info(key)
-    if info is not None and info.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-        records = context.instance.fetch_materializations(
-            dg.AssetRecordsFilter(asset_key=key, storage_ids=[info.storage_id]), limit=1
-        ).records
-        if records and records[0].asset_materialization:
-            return pin_of(records[0].asset_materialization)
+    if info is None or info.event_type != dg.DagsterEventType.ASSET_MATERIALIZATION:
+        return None
+    records = context.instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=key, storage_ids=[info.storage_id]), limit=1
+    ).records
+    return pin_of(records[0].asset_materialization) if records and records[0].asset_materialization else None
+
+
+def _required(context: dg.AssetExecutionContext, key: dg.AssetKey, location: Location, stage: str) -> Pin:
+    recorded = _recorded(context, key)
+    if recorded is not None:
+        return recorded
     record = latest_record(open_dataset(location), stage)
     if record is None:
         raise TableError(f"{key.to_user_string()} has never run: materialize it first.")

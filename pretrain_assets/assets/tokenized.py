@@ -5,7 +5,7 @@ from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, GROUP, RETRY, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import DECONTAMINATED, GROUP, MASKED, MODEL_SCORED, RETRY, TABLE_POOL, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
 from pretrain_assets.config import TokenizeConfig, from_dict
@@ -14,6 +14,10 @@ from pretrain_assets.report.plots import bars
 from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import open_dataset
 from pretrain_assets.tokenize.columns import CODE_VERSION, tokenize
+
+
+OPTIONAL = (MASKED, MODEL_SCORED)
+"""Inputs that are not in the jobs: once they have run, this stage's version has their columns, for filters to use."""
 
 
 class TokenizeSettings(dg.Config):
@@ -33,7 +37,7 @@ class TokenizeSettings(dg.Config):
 
 @dg.asset(
     key=TOKENIZED,
-    deps=[DEDUPED],
+    deps=[DECONTAMINATED, *OPTIONAL],
     group_name=GROUP,
     kinds={"table"},
     code_version=digest([CODE_VERSION, project.tokenizer()]),
@@ -48,9 +52,9 @@ def tokenized(
     """Encode new rows."""
     location = corpus.location()
     with user_errors():
-        pin = input_pin(context, DEDUPED, location, "deduped")
+        pin = input_pin(context, DECONTAMINATED, location, "decontaminated", OPTIONAL)
         settings = from_dict(TokenizeConfig, config.model_dump())
         result = tokenize(location, settings, input_pin=pin, run_id=context.run.run_id, engine=engine.config())
     bins = eda.length_bins(open_dataset(location, result.record.version))
     plot = bars("documents by characters", [b.label for b in bins], [b.rows for b in bins])
-    return stage_result(location, result, DEDUPED, plot)
+    return stage_result(location, result, DECONTAMINATED, plot)

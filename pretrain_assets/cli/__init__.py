@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli import ask, curate, evaluate, filters, loader, model, seen, stages, table
+from pretrain_assets.cli import ask, contamination, curate, embed, evaluate, filters, loader, model, seen, stages, table
 from pretrain_assets.errors import PretrainError
 from pretrain_assets.table.storage import Location, absolute
 
@@ -40,7 +40,7 @@ def cli(context: click.Context, database: str | None, table: str | None, runs: s
     }
 
 
-for _room in (stages, curate, filters, loader, table, model, evaluate, ask, seen):
+for _room in (stages, curate, contamination, embed, filters, loader, table, model, evaluate, ask, seen):
     for _verb in _room.VERBS:
         cli.add_command(_verb)
 

@@ -53,7 +53,8 @@ def pin_of(location: Location, *stages: str) -> Pin:
     from pretrain_assets.table.storage import open_dataset
     from pretrain_assets.table.versions import find_record, records
 
-    found = [record for record in records(open_dataset(location)) if record.stage in stages]
+    beginnings = tuple(f"{stage}_" for stage in stages)  # of `model_scored`, also `model_scored_quality`
+    found = [record for record in records(open_dataset(location)) if f"{record.stage}_".startswith(beginnings)]
     return found[-1].pin if found else find_record(location, stages[0]).pin
 
 

@@ -77,13 +77,13 @@ def tokenize(
 ) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
     from pretrain_assets.config import TokenizeConfig, from_dict
-    from pretrain_assets.table.versions import CURATION
+    from pretrain_assets.table.versions import BEFORE_TOKENS
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
     settings = {"tokenizer": tokenizer or _tokenizer(location, beside), "beside": beside, "on_error": on_error}
     config = from_dict(TokenizeConfig, settings)
-    print_stage(run(location, config, input_pin=pin_of(location, *CURATION), engine=engine), json_output)
+    print_stage(run(location, config, input_pin=pin_of(location, *BEFORE_TOKENS), engine=engine), json_output)
 
 
 def _tokenizer(location: Location, beside: str) -> str:

@@ -74,8 +74,9 @@ class QualityConfig:
     language_model: Literal["eldc", "lid.176"] = "eldc"
     """What tells the language: `eldc`, fast, with a score; or fastText's `lid.176` (extra `lid176`), some twenty times
     slower, with the probability that FineWeb's threshold of 0.65 speaks of."""
-    language_chars: int = 2_000
-    """Characters from the beginning of a text by which its language is told. Bounds the time for long documents."""
+    language_chars: int = 1_000
+    """Characters from the beginning of a text by which its language is told. Bounds the time for long documents;
+    `eldc` reads 1,000 bytes at most."""
     batch_bytes: int = 4 << 20
     """Bytes of text held per batch and worker. Does not change the result."""
 

@@ -72,7 +72,7 @@ def width(first: int) -> int:
 
 
 @compiled
-def code_point(data: Any, at: int) -> int:
+def code_point(data: Any, at: int) -> Any:
     """The character that begins at `at`."""
     first = np.int64(data[at])
     if first < 0x80:
@@ -141,7 +141,7 @@ def break_bytes(data: Any, at: int, stop: int) -> int:
 
 
 @compiled
-def first_equal(data: Any, starts: Any, stops: Any, slots: Any, item: int) -> int:
+def first_equal(data: Any, starts: Any, stops: Any, slots: Any, item: int) -> Any:
     """The earlier span with the same bytes; the span itself, from now on in the table, where there is none.
 
     Args:
@@ -155,7 +155,7 @@ def first_equal(data: Any, starts: Any, stops: Any, slots: Any, item: int) -> in
     code = FNV_OFFSET
     for at in range(start, start + length):
         code = (code ^ np.uint64(data[at])) * FNV_PRIME
-    slot = np.int64((((code * MIX) >> HALF) * np.uint64(len(slots))) >> HALF)
+    slot: Any = np.int64((((code * MIX) >> HALF) * np.uint64(len(slots))) >> HALF)
     while slots[slot] >= 0:
         other = slots[slot]
         if stops[other] - starts[other] == length:

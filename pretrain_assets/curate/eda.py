@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 LENGTH_EDGES = (0, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 """Lower edges of the length bins, in characters."""
+WORD_EDGES = (0, 50, 100, 300, 1_000, 3_000, 10_000, 100_000)
+"""Lower edges of the bins of documents by words; Gopher keeps those of 50 to 100,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +47,21 @@ def score_bins(dataset: lance.LanceDataset) -> list[Bin]:
 
 def length_bins(dataset: lance.LanceDataset) -> list[Bin]:
     """Documents by length in characters."""
-    cases = " ".join(f"WHEN n_chars >= {edge} THEN {edge}" for edge in reversed(LENGTH_EDGES))
-    query = f"SELECT CASE {cases} END AS low, count(*) AS n FROM dataset GROUP BY 1"
-    counts = {row["low"]: row["n"] for row in _rows(dataset, query)}
-    return [Bin(label=f"{edge:,}+", rows=counts.get(edge, 0)) for edge in LENGTH_EDGES]
+    return _bins(dataset, "n_chars", LENGTH_EDGES)
+
+
+def word_bins(dataset: lance.LanceDataset) -> list[Bin]:
+    """Measured documents by their words."""
+    return _bins(dataset, "gopher_words", WORD_EDGES)
+
+
+def language_bins(dataset: lance.LanceDataset, most: int = 12) -> list[Bin]:
+    """Measured documents by language, the `most` frequent ones."""
+    query = (
+        "SELECT language, count(*) AS n FROM dataset WHERE language IS NOT NULL "
+        f"GROUP BY language ORDER BY n DESC, language LIMIT {most}"
+    )
+    return [Bin(label=row["language"], rows=row["n"]) for row in _rows(dataset, query)]
 
 
 def duplicates_by_source(dataset: lance.LanceDataset, flag: str = "is_dup") -> list[SourceShare]:
@@ -57,6 +71,13 @@ def duplicates_by_source(dataset: lance.LanceDataset, flag: str = "is_dup") -> l
         "FROM dataset GROUP BY source ORDER BY n DESC, source"
     )
     return [SourceShare(source=r["source"], rows=r["n"], duplicates=r["dups"]) for r in _rows(dataset, query)]
+
+
+def _bins(dataset: lance.LanceDataset, column: str, edges: Sequence[int]) -> list[Bin]:
+    cases = " ".join(f"WHEN {column} >= {edge} THEN {edge}" for edge in reversed(edges))
+    query = f"SELECT CASE {cases} END AS low, count(*) AS n FROM dataset GROUP BY 1"
+    counts = {row["low"]: row["n"] for row in _rows(dataset, query)}
+    return [Bin(label=f"{edge:,}+", rows=counts.get(edge, 0)) for edge in edges]
 
 
 def _rows(dataset: lance.LanceDataset, query: str) -> list[dict[str, Any]]:

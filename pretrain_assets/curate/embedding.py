@@ -21,7 +21,7 @@ from pretrain_assets.curate.document_models import (
     same_model,
     torch_dtype,
 )
-from pretrain_assets.errors import ModelError
+from pretrain_assets.errors import ModelError, PretrainError
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
@@ -86,9 +86,9 @@ def load(model: DocumentModel, config: EmbedConfig, device: str) -> Encode:
     loader = _transformer if config.library == "sentence-transformers" else _static
     try:
         return loader(model.folder, config, device)
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        if isinstance(error, ModelError) or type(error).__module__.startswith("pretrain_assets"):
-            raise
+    except PretrainError:
+        raise
+    except Exception as error:  # libraries raise what they like about files they cannot read
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{config.library} cannot load {model.folder}: {reason}. Is it a model for another library?"

@@ -5,12 +5,12 @@ Invariant: answers from the table at one version alone, and says nothing of colu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.curate.filters import Term, checked, terms_of, usable
-from pretrain_assets.curate.sql import columns_in
+from pretrain_assets.curate.filters import FILTERS, Term, checked, terms_of, usable
+from pretrain_assets.curate.sql import columns_in, tokens
 from pretrain_assets.errors import FilterError, TableError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Explanation:
     version: int
     """Version of the table."""
     filter: str | None
-    """As it was asked for; None: every named filter that the version has columns for, each for itself."""
+    """As it was asked for; None: the named filters that the version has columns for, each for itself."""
     kept: bool | None
     """Whether the filter is true for it; None: NULL. Without a filter None as well."""
     removed_by: tuple[str, ...]
@@ -102,21 +102,16 @@ def explain(dataset: lance.LanceDataset, row: int, text: str | None = None) -> E
     Args:
         dataset: The table at the version that is asked.
         row: Id of the row.
-        text: SQL over columns and names; None: every named filter that can be evaluated.
+        text: SQL over columns and names; None: the named filters that can be evaluated, each for itself.
 
     Raises:
         FilterError: the table cannot evaluate the filter.
         TableError: there is no such row.
     """
     names = dataset.schema.names
-    if text is None:
-        terms = tuple(
-            Term(number=str(number), text=name, sql=sql, children=terms_of(name, names)[0].children)
-            for number, (name, sql) in enumerate(usable(names).items(), 1)
-        )
-    else:
+    if text is not None:
         checked(dataset, text)
-        terms = terms_of(text, names)
+    terms = terms_of(text or " AND ".join(_outermost(usable(names))), names)
     values = _row(dataset, row)
     truths = _truths(dataset, row, terms, values)
     removed = tuple(truth.number for truth in truths if truth.holds is not True)
@@ -188,6 +183,12 @@ def shown(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return preview(value) if isinstance(value, str) else value
+
+
+def _outermost(names: Collection[str]) -> list[str]:
+    """Names that stand in the meaning of no other one."""
+    inner = {token.text for name in names for token in tokens(FILTERS[name].sql)}
+    return [name for name in names if name not in inner]
 
 
 def _row(dataset: lance.LanceDataset, row: int) -> dict[str, Any]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 BINS = 40
 """Bars of a histogram: as many as can be told apart in a third of a page."""
+FAR = 10
+"""A mark further away than so many widths would leave of the histogram a single bar."""
 SCAN_ROWS = 262_144
 
 
@@ -133,7 +135,7 @@ def histograms(
 ) -> list[Histogram]:
     """Histograms of numeric columns, in two passes over them: one for their ranges, one to count.
 
-    A histogram reaches from the first to the 99th percentile, and as far as its marks.
+    A histogram reaches from the first to the 99th percentile, and to marks that are not `FAR` times that away.
 
     Args:
         dataset: The table at the version that is asked.
@@ -181,6 +183,9 @@ def histograms(
 
 def _edges(low: float | None, high: float | None, marks: Sequence[float]) -> tuple[float, float]:
     """Where a histogram begins and ends; something wide even for a constant column or one of NULLs."""
-    reach = [value for value in (low, high, *marks) if value is not None and value == value]
-    begin, end = min(reach, default=0.0), max(reach, default=1.0)
+    if low is None or high is None or low != low or high != high:
+        return 0.0, 1.0
+    span = (high - low) or 1.0
+    near = [mark for mark in marks if low - FAR * span <= mark <= high + FAR * span]
+    begin, end = min([low, *near]), max([high, *near])
     return (begin, end) if begin < end else (begin, begin + 1.0)

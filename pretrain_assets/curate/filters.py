@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pretrain_assets.config import Recipe
+from pretrain_assets.curate.quality_rules import RULES
 from pretrain_assets.curate.sql import KEYWORDS, SYSTEM_PREFIX, and_terms, tokens
 from pretrain_assets.errors import FilterError
 from pretrain_assets.table.columns import COLUMNS
@@ -40,6 +41,14 @@ def by_name(*filters: NamedFilter) -> dict[str, NamedFilter]:
     return {named.name: named for named in filters}
 
 
+PUBLISHED = {
+    "gopher_quality": "length, words, symbols, bullets and stop words as Gopher wants them (Rae et al. 2021, A.1.1)",
+    "gopher_repetition": "no more repeated lines, paragraphs, n-grams than Gopher allows (Rae et al. 2021, table A1)",
+    "c4": "C4's rules for documents: sentences, curly brackets, lorem ipsum (Raffel et al. 2020, section 2.2)",
+    "fineweb": "FineWeb's own rules for lines: ends, lengths, repetitions (Penedo et al. 2024, section 3.5)",
+}
+"""What the published sets of `quality_rules` keep."""
+
 FILTERS = by_name(
     NamedFilter(
         name="clean",
@@ -48,11 +57,20 @@ FILTERS = by_name(
     ),
     NamedFilter(
         name="english",
-        meaning="English with a probability of at least 0.65, as FineWeb (Penedo et al. 2024, section 3.3)",
+        meaning="English with a probability of at least 0.65, FineWeb's threshold (Penedo et al. 2024, section 3.3)",
         sql="language = 'en' AND language_probability >= 0.65",
     ),
-    NamedFilter(name="held_out", meaning="one row in a hundred, for the validation loss", sql="id % 100 = 0"),
-    NamedFilter(name="training", meaning="the other 99 rows in a hundred", sql="id % 100 != 0"),
+    NamedFilter(
+        name="high_quality",
+        meaning="all published rules that FineWeb applies to a document's text",
+        sql=" AND ".join(PUBLISHED),
+    ),
+    *(
+        NamedFilter(name=name, meaning=meaning, sql=" AND ".join(rule.kept for rule in RULES[name]))
+        for name, meaning in PUBLISHED.items()
+    ),
+    NamedFilter(name="training", meaning="99 rows in a hundred", sql="id % 100 != 0"),
+    NamedFilter(name="held_out", meaning="the other row in a hundred, for the validation loss", sql="id % 100 = 0"),
 )
 """Every named filter, in the order in which people read them."""
 

@@ -11,6 +11,7 @@ bytes per shingle) are in files of a temporary folder, see TMPDIR.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,27 @@ class NearDuplicates:
     """The row of the text that each repeats."""
     similarities: npt.NDArray[np.float32]
     """How similar the two are."""
+
+
+def detection_probability(similarity: float, *, bands: int, rows_per_band: int, threshold: float = 0.0) -> float:
+    """Share of pairs of this Jaccard index that share a band and whose estimated index reaches the threshold.
+
+    With threshold 0 it is the known 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4).
+    Otherwise: the number m of equal values is binomial, and given m, the equal ones lie anywhere; the chance that they
+    fill no band follows by inclusion and exclusion over the bands that they fill.
+    """
+    values = bands * rows_per_band
+    total = 0.0
+    for equal in range(math.ceil(threshold * values - 1e-9), values + 1):
+        ways = math.comb(values, equal)
+        no_band = sum(
+            (-1) ** full
+            * math.comb(bands, full)
+            * math.comb(values - full * rows_per_band, equal - full * rows_per_band)
+            for full in range(min(bands, equal // rows_per_band) + 1)
+        )
+        total += ways * similarity**equal * (1 - similarity) ** (values - equal) * (1 - no_band / ways)
+    return total
 
 
 def find_buckets(

@@ -1,27 +1,23 @@
-"""MinHash signatures of texts: normalised words, shingles of n words, one minimum per hash function.
+"""MinHash signatures of texts: normalised words, shingles of n words, one value per slot.
 
 Invariant: a signature is a pure function of (text, ngram_words, min_words, number of values, seed), the same on every
-machine and Python; one pass over the bytes, no Python object per document, no memory beyond the signature.
+machine and Python; no Python object per document, no memory beyond the signature, whatever the length of a text.
 
-Words are those of `str.split()`, then normalised: lower case and without accents (below U+2100, by Unicode 3.2),
-without punctuation, symbols, control and zero-width characters; a word of those alone is none. Digits stay, and so does
-one of . , - + / : right before a digit, so that 1.5 is neither 15 nor -1.5: tables that differ in their numbers stay
-apart. Han and kana characters are words each, since nothing divides them. So CRLF and LF, NFC and NFD, curly and
-straight quotes, with and without byte order mark, are the same.
+Signature: each shingle goes to one slot, and the slot holds the least rank of its shingles; a slot that gets none holds
+the minimum of a hash function of its own over all shingles. That is Fast Similarity Sketching (Dahlgaard, Knudsen,
+Thorup 2017, arXiv 1704.04370) with one round of buckets: as with classic MinHash (Broder 1997), two texts agree in a
+slot with a probability equal to the Jaccard index of their sets of shingles, and slots are nearly independent; but a
+shingle costs one hash instead of one per slot. A text of fewer than `min_words` words is one shingle, all of it. A text
+without words has the largest number in all slots, and is never a candidate.
 
-Signature: of a text of at least `min_words` words, the minimum of each hash function over its shingles, so that two
-texts agree in a value with a probability equal to the Jaccard index of their sets of shingles (Broder 1997, "On the
-resemblance and containment of documents"). A text of fewer words is one shingle, all of it. A text without words has
-the largest number in all values, and is never a candidate.
-
-Hash functions: h(x) = ((a x + b) mod 2^64) >> 32 of 32-bit x, a and b 64-bit numbers of SplitMix64 (Steele, Lea, Flood
-2014): strongly universal (Dietzfelbinger 1996; Thorup 2015, "High speed hashing for integers and strings", 3.3). x are
-the high bits of a polynomial of the words' hashes (FNV-1a over code points), mixed by MurmurHash3's `fmix64`.
+Hashes: of a word FNV-1a over its code points, of a shingle a polynomial of those mixed by MurmurHash3's `fmix64`, of
+which the high bits give the slot and the low ones the rank. The functions of slots are ((a x + b) mod 2^64) >> 33 of
+the high 32 bits x: strongly universal (Dietzfelbinger 1996; Thorup 2015, "High speed hashing for integers and
+strings", 3.3), with a and b from SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.compiled import compiled
+from pretrain_assets.curate.folded_words import fold_table, mix, next_word
 from pretrain_assets.curate.words import text_bytes
 
 if TYPE_CHECKING:
@@ -37,43 +34,17 @@ if TYPE_CHECKING:
 CODE_VERSION = "1"
 """Raised when the same text gets another signature."""
 EMPTY = np.uint32(0xFFFFFFFF)
-"""Every value of the signature of a text without words."""
+"""A slot without a value: all of those of a text without words."""
+FALLBACK = np.uint32(1 << 31)
+"""Values from here on are of the slot's own hash function; ranks are below."""
 
-FOLDED = 0x2100
-"""Code points below it are normalised by a table: Latin, Greek, Cyrillic and their accents, general punctuation."""
 HIGHEST = np.int64((1 << 63) - 1)
-SPACE, DROPPED = 0x20, 0
-"""In the table: white space, and what is left out."""
-FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 TOP_BIT = np.uint64(1 << 63)
 """Numbers with this bit flipped compare as signed ones as they did as unsigned; processors compare signed ones."""
 BLOCK = 1024
 """Shingles that go through the hash functions at once: 8 KB, which stay in the nearest cache."""
 POLYNOMIAL = 0x9E3779B97F4A7C15
 """Base of the polynomial over the words of a shingle: odd, 2^64 divided by the golden ratio."""
-
-
-@lru_cache(maxsize=1)
-def fold_table() -> npt.NDArray[np.uint16]:
-    """What each code point below `FOLDED` becomes, by the Unicode 3.2 that every Python carries: it never changes."""
-    from unicodedata import ucd_3_2_0 as unicode
-
-    def accent(character: str) -> bool:
-        return "\u0300" <= character < "\u0370" or "\u1ab0" <= character < "\u1b00" or "\u1dc0" <= character < "\u1e00"
-
-    table = np.arange(FOLDED, dtype=np.uint16)
-    for code in range(FOLDED):
-        character = chr(code)
-        kind = unicode.category(character)
-        if character.isspace():
-            table[code] = SPACE
-        elif kind[0] in "PSZ" or kind in ("Cc", "Cf") or accent(character) or "\u20d0" <= character < "\u2100":
-            table[code] = DROPPED
-        else:
-            lower = character.lower() if kind == "Lu" else character
-            base = [part for part in unicode.normalize("NFD", lower) if not accent(part)]
-            table[code] = ord(base[0]) if len(base) == 1 else code
-    return table
 
 
 @lru_cache(maxsize=8)
@@ -100,7 +71,8 @@ def signatures(
     found = np.full((len(texts), num_values), EMPTY)
     multipliers, addends = hash_functions(num_values, seed)
     signed = multipliers.view(np.int64), (addends ^ TOP_BIT).view(np.int64)
-    _fill_signatures(data, offsets, fold_table(), ngram_words, min_words, *signed, found)
+    salt = np.uint64(_split_mix(seed, 2 * num_values))
+    _fill_signatures(data, offsets, fold_table(), ngram_words, min_words, salt, *signed, found)
     return found
 
 
@@ -115,95 +87,8 @@ def shingle_sets(
     return found[:count], lengths
 
 
-def detection_probability(similarity: float, *, bands: int, rows_per_band: int, threshold: float = 0.0) -> float:
-    """Share of pairs of this Jaccard index that share a band and whose estimated index reaches the threshold.
-
-    With threshold 0 it is the known 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4).
-    Otherwise: the number m of equal values is binomial, and given m, the equal ones lie anywhere; the chance that they
-    fill no band follows by inclusion and exclusion over the bands that they fill.
-    """
-    values = bands * rows_per_band
-    total = 0.0
-    for equal in range(math.ceil(threshold * values - 1e-9), values + 1):
-        ways = math.comb(values, equal)
-        no_band = sum(
-            (-1) ** full
-            * math.comb(bands, full)
-            * math.comb(values - full * rows_per_band, equal - full * rows_per_band)
-            for full in range(min(bands, equal // rows_per_band) + 1)
-        )
-        total += ways * similarity**equal * (1 - similarity) ** (values - equal) * (1 - no_band / ways)
-    return total
-
-
 @compiled
-def mix(x: Any) -> Any:
-    """MurmurHash3's finaliser of 64 bits: every bit of the result depends on every bit of `x`."""
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return x ^ (x >> np.uint64(33))
-
-
-@compiled
-def _code_point(data: Any, at: int, stop: int) -> Any:
-    """The character that begins at `at`, and its bytes; a torn one counts as one byte."""
-    first = np.int64(data[at])
-    if first < 0x80:
-        return first, 1
-    if first < 0xE0 and at + 1 < stop:
-        return (first & 0x1F) << 6 | (data[at + 1] & 0x3F), 2
-    if first < 0xF0 and at + 2 < stop:
-        return (first & 0x0F) << 12 | (np.int64(data[at + 1]) & 0x3F) << 6 | (data[at + 2] & 0x3F), 3
-    if at + 3 < stop:
-        high = (first & 0x07) << 18 | (np.int64(data[at + 1]) & 0x3F) << 12
-        return high | (np.int64(data[at + 2]) & 0x3F) << 6 | (data[at + 3] & 0x3F), 4
-    return np.int64(0xFFFD), 1
-
-
-@compiled
-def next_word(data: Any, at: int, stop: int, fold: Any) -> Any:
-    """Hash of the first normalised word from `at` on, and where to go on; the hash is 0 when there is none.
-
-    Args:
-        data: uint8, UTF-8 bytes.
-        at: Where to look from: a boundary of characters.
-        stop: End of the text.
-        fold: `fold_table()`.
-    """
-    word, empty, mark = np.uint64(FNV_OFFSET), True, 0
-    while at < stop:
-        code, size = _code_point(data, at, stop)
-        alone = False
-        if code < FOLDED:
-            folded = np.int64(fold[code])
-        elif 0x3000 <= code < 0x3040:
-            folded = SPACE if code == 0x3000 else code if 0x3005 <= code <= 0x3007 else DROPPED
-        else:
-            folded = DROPPED if code == 0xFEFF else code
-            alone = 0x3040 <= code < 0xA000 or 0xF900 <= code < 0xFB00 or 0x20000 <= code < 0x34000
-        if folded == SPACE or alone:
-            if not empty:
-                break
-            mark = 0
-        at += size
-        if folded == SPACE:
-            continue
-        if folded == DROPPED:
-            if 0x2B <= code <= 0x2F or code == 0x3A:  # + , - . / :
-                mark = code
-            continue
-        if mark != 0 and 0x30 <= folded <= 0x39:
-            word = (word ^ np.uint64(mark)) * np.uint64(FNV_PRIME)
-        mark = 0
-        word = (word ^ np.uint64(folded)) * np.uint64(FNV_PRIME)
-        empty = False
-        if alone:
-            break
-    return (np.uint64(0) if empty else mix(word) | np.uint64(1)), at
-
-
-@compiled
-def _next_shingles(data: Any, at: int, stop: int, fold: Any, state: Any, found: Any) -> Any:
+def _next_shingles(data: Any, at: int, stop: int, fold: Any, salt: Any, state: Any, found: Any) -> Any:
     """The shingles that follow in a text, as many as fit into `found`: how many, and where to go on.
 
     `state` is all zero at the beginning of a text: number of words, polynomial of the last words, polynomial of all
@@ -213,52 +98,91 @@ def _next_shingles(data: Any, at: int, stop: int, fold: Any, state: Any, found: 
     leaving = np.uint64(1)
     for _ in range(ngram_words):
         leaving *= np.uint64(POLYNOMIAL)
+    seen, last, whole = np.int64(state[0]), state[1], state[2]
+    slot: Any = seen % ngram_words
     count = 0
     while count < len(found):
         word, at = next_word(data, at, stop, fold)
         if word == 0:
             break
-        slot = 3 + np.int64(state[0]) % ngram_words
-        state[0] += np.uint64(1)
-        state[1] = state[1] * np.uint64(POLYNOMIAL) + word - state[slot] * leaving
-        state[2] = state[2] * np.uint64(POLYNOMIAL) + word
-        state[slot] = word
-        if state[0] >= ngram_words:
-            found[count] = mix(state[1])
+        last = last * np.uint64(POLYNOMIAL) + word - state[3 + slot] * leaving
+        whole = whole * np.uint64(POLYNOMIAL) + word
+        state[3 + slot] = word
+        slot = slot + 1 if slot + 1 < ngram_words else 0
+        seen += 1
+        if seen >= ngram_words:
+            found[count] = mix(last ^ salt)
             count += 1
+    state[0], state[1], state[2] = seen, last, whole
     return count, at
 
 
 @compiled
 def _fill_signatures(
-    data: Any, offsets: Any, fold: Any, ngram_words: int, min_words: int, multipliers: Any, addends: Any, found: Any
+    data: Any,
+    offsets: Any,
+    fold: Any,
+    ngram_words: int,
+    min_words: int,
+    salt: Any,
+    multipliers: Any,
+    addends: Any,
+    found: Any,
 ) -> None:
-    """Minima of the hash functions over the shingles of every text, into `found`, which begins as `EMPTY`."""
+    """The signature of every text into `found`, which begins as `EMPTY`."""
     state, some = np.zeros(3 + ngram_words, np.uint64), np.empty(BLOCK, np.uint64)
-    minima = np.empty(len(multipliers), np.int64)
+    empty, minima = np.empty(len(multipliers), np.int64), np.empty(len(multipliers), np.int64)
     for text in range(len(offsets) - 1):
-        at, stop, count = offsets[text], offsets[text + 1], BLOCK
+        at, stop, count, blocks, slots = offsets[text], offsets[text + 1], BLOCK, 0, found[text]
         state[:] = 0
-        minima[:] = HIGHEST
         while count == BLOCK:
-            count, at = _next_shingles(data, at, stop, fold, state, some)
-            _lower(minima, some[:count], multipliers, addends)
+            count, at = _next_shingles(data, at, stop, fold, salt, state, some)
+            _lower_slots(slots, some[:count])
+            blocks += count > 0
         if 0 < state[0] < min_words:
-            minima[:] = HIGHEST
-            some[0] = mix(state[2])
-            _lower(minima, some[:1], multipliers, addends)
-        for value in range(len(minima)):
-            found[text, value] = (np.uint64(minima[value]) ^ TOP_BIT) >> np.uint64(32)
+            slots[:] = EMPTY
+            some[0], count, blocks = mix(state[2] ^ salt), 1, 1
+            _lower_slots(slots, some[:1])
+        num_empty = 0
+        for slot in range(len(slots)):
+            if slots[slot] == EMPTY:
+                empty[num_empty] = slot
+                num_empty += 1
+        if num_empty == 0 or blocks == 0:
+            continue
+        minima[:] = HIGHEST
+        if blocks == 1:  # all shingles are in `some` still; a full block was followed by none
+            _lower_minima(minima, empty[:num_empty], some[: count if count else BLOCK], multipliers, addends)
+        else:
+            at, count = offsets[text], BLOCK
+            state[:] = 0
+            while count == BLOCK:
+                count, at = _next_shingles(data, at, stop, fold, salt, state, some)
+                _lower_minima(minima, empty[:num_empty], some[:count], multipliers, addends)
+        for place in range(num_empty):
+            value = (np.uint64(minima[place]) ^ TOP_BIT) >> np.uint64(33)
+            slots[empty[place]] = FALLBACK | np.uint32(value)
 
 
 @compiled
-def _lower(minima: Any, shingles: Any, multipliers: Any, addends: Any) -> None:
-    """Lower each minimum to the least value of its hash function, all of them signed (`TOP_BIT`)."""
-    for value in range(len(minima)):
-        multiplier, addend, least = multipliers[value], addends[value], minima[value]
+def _lower_slots(slots: Any, shingles: Any) -> None:
+    """Lower the slot of each shingle to its rank."""
+    num_slots = np.uint64(len(slots))
+    for at in range(len(shingles)):
+        slot = ((shingles[at] >> np.uint64(32)) * num_slots) >> np.uint64(32)
+        rank = np.uint32(shingles[at] & np.uint64(0x7FFFFFFF))
+        if rank < slots[slot]:
+            slots[slot] = rank
+
+
+@compiled
+def _lower_minima(minima: Any, chosen: Any, shingles: Any, multipliers: Any, addends: Any) -> None:
+    """Lower the minima of the chosen hash functions, all of them signed (`TOP_BIT`)."""
+    for place in range(len(chosen)):
+        multiplier, addend, least = multipliers[chosen[place]], addends[chosen[place]], minima[place]
         for at in range(len(shingles)):  # an index, not `for shingle in`, which is not vectorised: 3x
             least = min(least, multiplier * np.int64(shingles[at] >> np.uint64(32)) + addend)
-        minima[value] = least
+        minima[place] = least
 
 
 @compiled
@@ -267,7 +191,7 @@ def _fill_sets(data: Any, offsets: Any, fold: Any, ngram_words: int, min_words: 
     state, total = np.zeros(3 + ngram_words, np.uint64), 0
     for text in range(len(offsets) - 1):
         state[:] = 0
-        count, _ = _next_shingles(data, offsets[text], offsets[text + 1], fold, state, found[total:])
+        count, _ = _next_shingles(data, offsets[text], offsets[text + 1], fold, np.uint64(0), state, found[total:])
         if 0 < state[0] < min_words:
             found[total] = mix(state[2])
             count = 1

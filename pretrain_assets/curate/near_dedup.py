@@ -113,7 +113,7 @@ def _fill(config: NearDedupConfig, is_dup: Mapping[bytes, bytes]) -> Fill:
                 ),
                 inputs=("text",),
                 make=functools.partial(signing, config),
-                worker_bytes=128 << 20,
+                worker_bytes=256 << 20,  # some 110 MB/s on one core
             ),
             TableColumns(
                 outputs=pa.schema(
@@ -125,7 +125,7 @@ def _fill(config: NearDedupConfig, is_dup: Mapping[bytes, bytes]) -> Fill:
                 ),
                 inputs=("id", "is_dup"),
                 nullable=("near_dup_of", "near_dup_similarity"),
-                make=functools.partial(_judging, config),
+                make=functools.partial(judging, config),
             ),
         ),
         code_version=CODE_VERSION,
@@ -142,7 +142,7 @@ def _signature_type(config: NearDedupConfig) -> pa.DataType:
     return pa.binary(4 * config.bands * config.rows_per_band)
 
 
-def _judging(config: NearDedupConfig, read: ColumnReader) -> BatchFunction:
+def judging(config: NearDedupConfig, read: ColumnReader) -> BatchFunction:
     """Decides all rows of the table; the function looks up those of a batch."""
     import pyarrow as pa
 
@@ -177,7 +177,7 @@ def _takes_part(config: NearDedupConfig, read: ColumnReader) -> npt.NDArray[np.b
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    takes_part = ~read("is_dup").fill_null(False).to_numpy()
+    takes_part: npt.NDArray[np.bool_] = ~read("is_dup").fill_null(False).to_numpy()
     if config.skip_sources:
         skipped = pa.array(config.skip_sources)
         skip = [pc.is_in(sources, skipped).to_numpy(zero_copy_only=False) for sources in read.batches("source")]

@@ -57,7 +57,7 @@ def _local_start(text: str, free: int, at: int) -> int:
                 break
         elif character not in LOCAL:
             break
-        elif begin == 1 or _is_word(text[begin - 2]) != _is_word(character):
+        elif _is_word(character) != (begin > 1 and _is_word(text[begin - 2])):
             start = begin - 1
         begin -= 1
     return start

@@ -83,8 +83,8 @@ def _longer(ids: Any, positions: Any, grams: Any, same: Any, counts: Any, slots:
         shorter, word = grams[k], ids[begin + size - 1]
         positions[longer], grams[longer], counts[longer] = begin, shorter, 0
         code = (np.uint64(shorter) << HALF | np.uint64(word)) * MIX
-        slot = np.int64(((code >> HALF) * np.uint64(len(used))) >> HALF)
-        equal = longer
+        slot: Any = np.int64(((code >> HALF) * np.uint64(len(used))) >> HALF)
+        equal: Any = longer
         while used[slot] >= 0:
             other = used[slot]
             if grams[other] == shorter and ids[positions[other] + size - 1] == word:

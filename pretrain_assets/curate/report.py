@@ -13,6 +13,7 @@ from pretrain_assets.curate.contamination_report import contamination_report
 from pretrain_assets.curate.figures import Bars, Mark, Report, Section, Series, Table, histograms, rows_of
 from pretrain_assets.curate.filters import FILTERS, usable
 from pretrain_assets.curate.funnel import Funnel, funnel
+from pretrain_assets.curate.quality_rules import RULES
 from pretrain_assets.curate.sql import and_terms
 from pretrain_assets.table.columns import COLUMNS, columns_of
 from pretrain_assets.table.lineage import Pin
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 SOURCES = 20
 """Sources in a plot or table, the largest ones; the rest is one line."""
-NAMED = 4
-"""Missing columns that are named."""
+NAMED = 7
+"""Columns of a stage that are named; the rest is a number."""
 LANGUAGES = 15
 """Languages in a plot, the most common ones."""
 
@@ -75,8 +76,8 @@ def _stages(columns: list[str]) -> Section:
         owned = [column.name for column in columns_of(stage) if not column.optional]
         there = [name for name in owned if name in columns]
         if owned:
-            rows.append((stage, ", ".join(there) or "-", "" if there == owned else f"pretrain {VERBS[stage]}"))
-    headers = ("stage", "columns", "run this for what is missing")
+            rows.append((stage, _few(there) or "-", "" if there == owned else f"pretrain {VERBS[stage]}"))
+    headers = ("stage", "columns", "missing: run")
     return Section(title="Stages", figures=(Table(title="columns by stage", headers=headers, rows=tuple(rows)),))
 
 
@@ -197,7 +198,9 @@ def _signals(dataset: lance.LanceDataset) -> Section:
     figures = histograms(dataset, {name: owned[name] for name in numeric if name in owned}, thresholds())
     return Section(
         title="Quality signals",
-        text="Dashed lines are published thresholds; changing one is a filter, nothing is rebuilt." if figures else "",
+        text="Dashed lines are published thresholds. Another one is another filter; nothing is rebuilt."
+        if figures
+        else "",
         figures=tuple(figures),
         missing=_missing(dataset.schema.names, list(owned)),
     )
@@ -205,7 +208,11 @@ def _signals(dataset: lance.LanceDataset) -> Section:
 
 def thresholds() -> dict[str, list[Mark]]:
     """Published thresholds by column."""
-    return {}
+    marks: dict[str, list[Mark]] = {}
+    for name, rules in RULES.items():
+        for rule in rules:
+            marks.setdefault(rule.column, []).append(Mark(value=rule.threshold, label=f"{name} {rule.sign}"))
+    return marks
 
 
 def _contamination(dataset: lance.LanceDataset) -> Section:
@@ -232,5 +239,10 @@ def _missing(columns: list[str], wanted: list[str]) -> str:
     owners = {column.name: column.owner for column in COLUMNS}
     stages = dict.fromkeys(owners[name] for name in lacking if name in owners)
     commands = " && ".join(f"pretrain {VERBS.get(stage, stage)}" for stage in stages)
-    more = f" and {len(lacking) - NAMED:,} more" if len(lacking) > NAMED else ""
-    return f"this version has no {', '.join(lacking[:NAMED])}{more}: run `{commands}`" if lacking else ""
+    return f"this version has no {_few(lacking)}: run `{commands}`" if lacking else ""
+
+
+def _few(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pretrain_assets.table import verify
+from pretrain_assets.table.columns import columns_of
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.verify import Finding
 
@@ -60,3 +61,10 @@ def matches_lie_in_their_texts(dataset: lance.LanceDataset, record: LineageRecor
 def contaminated_share(dataset: lance.LanceDataset, record: LineageRecord) -> Finding:
     """No source has a larger share of contaminated rows than the limit that the stage was given."""
     return verify.share_removed(dataset, record, name="contaminated_share", flag="contaminated")
+
+
+def lines_add_up(dataset: lance.LanceDataset) -> Finding:
+    """Every line of a text has exactly one outcome under C4's rules."""
+    first, *outcomes = [column.name for column in columns_of("quality") if column.name.startswith("c4_")][:-1]
+    wrong = dataset.count_rows(f"{first} <> {' + '.join(outcomes)}")
+    return Finding(name="lines_add_up", passed=wrong == 0, description=f"{wrong:,} rows have other lines than outcomes")

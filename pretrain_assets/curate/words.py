@@ -33,10 +33,16 @@ def text_bytes(texts: pa.Array) -> tuple[Bytes, Offsets]:
     kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, ends, data = texts.buffers()
     if ends is None or not len(texts):
-        return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
+        return _sealed(np.empty(0, np.uint8)), np.zeros(len(texts) + 1, np.int64)
     offsets = np.frombuffer(ends, kind)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
+    return _sealed(whole[offsets[0] : offsets[-1]]), offsets - offsets[0]
+
+
+def _sealed(view: Bytes) -> Bytes:
+    """The same array, never to be written: numba compiles once for those that can be and once for those that cannot."""
+    view.flags.writeable = False
+    return view
 
 
 @compiled

@@ -6,15 +6,15 @@ Invariant: every link is read from a lineage record or a passport; Dagster's pro
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import open_pin, record_of, records
-
-UPSTREAM = {"tokenized": "deduped", "deduped": "ingested"}
-"""The stage whose version a stage reads."""
+from pretrain_assets.table.versions import flow_place, open_pin, record_of, records
+if TYPE_CHECKING:
+    import lance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Lineage:
     checkpoint: Checkpoint
     """The model."""
     records: tuple[LineageRecord, ...]
-    """tokenized, deduped, ingested."""
+    """tokenized, the stages of curation that it has been through, ingested."""
     ingests: tuple[LineageRecord, ...]
     """Every ingest that the version holds rows of, oldest first; the last is the chain's own."""
 
@@ -50,6 +50,15 @@ def _facts(record: LineageRecord) -> dict[str, Any]:
     return {**asdict(record), "pin": str(record.pin), "tag": record.tag}
 
 
+def _input_of(dataset: lance.LanceDataset, record: LineageRecord) -> LineageRecord:
+    """The record behind a record's input: of the latest stage before it that stands at that version."""
+    version = Pin.parse(record.inputs[0]).version
+    for earlier in reversed(records(dataset)):
+        if earlier.version == version and flow_place(earlier.stage) < flow_place(record.stage):
+            return earlier
+    raise TableError(f"{record.tag} was made from version {version}, of which no stage before it has a record")
+
+
 def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
     """Follow a checkpoint's passport through the table's records.
 
@@ -57,10 +66,8 @@ def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
         TableError: the table is another one, or a version's record is gone.
     """
     dataset = open_pin(location, checkpoint.pin)
-    stage, version = "tokenized", checkpoint.pin.version
-    found = [record_of(dataset, stage, version)]
-    while stage in UPSTREAM:
-        stage, version = UPSTREAM[stage], Pin.parse(found[-1].inputs[0]).version
-        found.append(record_of(dataset, stage, version))
+    found = [record_of(dataset, "tokenized", checkpoint.pin.version)]
+    while found[-1].stage != "ingested":
+        found.append(_input_of(dataset, found[-1]))
     ingests = [record for record in records(dataset, "ingested") if record.version <= found[-1].version]
     return Lineage(checkpoint=checkpoint, records=tuple(found), ingests=tuple(ingests))

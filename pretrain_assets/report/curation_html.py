@@ -10,8 +10,8 @@ from html import escape
 from typing import Any
 
 from pretrain_assets.curate.figures import Bars, Histogram, Mark, Report, Section, Table
-from pretrain_assets.curate.funnel import Count, Funnel, Step
-from pretrain_assets.report.curation_text import cell, percent
+from pretrain_assets.curate.funnel import Funnel, Step
+from pretrain_assets.report.curation_text import cell, lines_of, percent, readable
 from pretrain_assets.report.funnel_plot import funnel_svg
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, join
@@ -31,6 +31,7 @@ h1 { font-size: 24px; margin: 0 0 4px } h2 { font-size: 18px; margin: 0 0 8px } 
 p { margin: 0 0 10px } .soft { color: var(--soft) } code { font: 12px ui-monospace, monospace; overflow-wrap: anywhere }
 nav { margin: 12px 0 20px } nav a { color: var(--blue); margin-right: 14px; text-decoration: none }
 section { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 18px 20px; margin: 0 0 16px }
+details { margin: 0 0 12px } summary { cursor: pointer }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 0 0 14px }
 .tile { border: 1px solid var(--line); border-radius: 6px; padding: 8px 14px; min-width: 150px }
 .tile b { display: block; font-size: 20px }
@@ -93,20 +94,22 @@ def _funnel(found: Funnel) -> str:
         f"<div class='tile'>{name}<b>{value}</b><span class='soft'>{note}</span></div>" for name, value, note in tiles
     )
     headers = ("", "term", *COUNTS, f"{found.unit} left")
-    rows = [row for step in found.steps for row in _step_rows(step, 0)]
-    sql = "" if found.sql == found.filter else f"<p class='soft'>in SQL <code>{escape(found.sql)}</code></p>"
+    rows = [_step_row(depth, step) for depth, step in lines_of(found.steps)]
+    sql = f"<details class='soft'><summary>in plain SQL</summary><code>{escape(found.sql)}</code></details>"
     return (
-        f"<section id='filter'><h2>Filter</h2><p><code>{escape(found.filter)}</code></p>{sql}"
+        f"<section id='filter'><h2>Filter</h2><p><code>{escape(found.filter)}</code></p>"
+        f"{sql if found.sql != found.filter else ''}"
         f"<div class='tiles'>{boxes}</div><div class='wide'>{funnel_svg(found)}</div>"
         f"<div class='wide'>{_table(headers, rows)}</div></section>"
     )
 
 
-def _step_rows(step: Step, depth: int) -> list[tuple[Any, ...]]:
-    counts: tuple[Count, ...] = (step.removes, step.unknown, step.only, step.in_order, step.left)
-    label = INDENT * depth + step.text
-    own = (step.number, label, *(count.rows for count in counts), step.left.amount)
-    return [own, *(row for child in step.children for row in _step_rows(child, depth + 1))]
+def _step_row(depth: int, step: Step | str) -> tuple[Any, ...]:
+    if isinstance(step, str):
+        return "", INDENT * depth + step, *[""] * (len(COUNTS) + 1)
+    counts = (step.removes, step.unknown, step.only, step.in_order, step.left)
+    label = INDENT * depth + readable(step.text)
+    return step.number, label, *(count.rows for count in counts), step.left.amount
 
 
 def _section(section: Section) -> str:
@@ -126,7 +129,8 @@ def _figure(figure: Table | Bars | Histogram) -> str:
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]], shares: Sequence[bool] = ()) -> str:
     """Numbers to the right, words to the left."""
-    kinds = [all(isinstance(row[place], (int, float, type(None))) for row in rows) for place in range(len(headers))]
+    columns = [[row[place] for row in rows] for place in range(len(headers))]
+    kinds = [all(value is None or value == "" or isinstance(value, (int, float)) for value in c) for c in columns]
     shares = shares or [False] * len(headers)
 
     def line(tag: str, cells: Sequence[str]) -> str:
@@ -171,17 +175,21 @@ def _histogram(figure: Histogram) -> str:
             f"<rect x='{wide * place:.1f}' y='{base - tall:.1f}' width='{wide - 1:.1f}' height='{tall:.1f}' "
             f"fill='{COLOURS[0]}'><title>{begin:.4g} to {begin + step:.4g}: {count:,} rows</title></rect>"
         )
-    for place, mark in enumerate(figure.marks):
-        parts.append(_mark(mark, PLOT_WIDTH * (mark.value - figure.low) / span, place, base))
+    shown = [mark for mark in figure.marks if figure.low <= mark.value <= figure.high]
+    beyond = [f"{mark.label} {mark.value:,g}" for mark in figure.marks if mark not in shown]
+    for place, mark in enumerate(shown):
+        at = PLOT_WIDTH * (mark.value - figure.low) / span
+        parts.append(_mark(mark, min(max(at, 1), PLOT_WIDTH - 1), place, base))
     parts.append(f"<text x='0' y='{base + 14}'>{figure.low:.4g}</text>")
     parts.append(f"<text x='{PLOT_WIDTH}' y='{base + 14}' text-anchor='end'>{figure.high:.4g}</text>")
     notes = [f"{figure.outside:,} rows beyond the edges"] if figure.outside else []
     notes += [f"{figure.nulls:,} without a value"] if figure.nulls else []
+    notes += [f"not shown: {', '.join(beyond)}"] if beyond else []
     return (
-        f"<div><h3>{escape(figure.title)}</h3><p class='soft'>{escape(figure.meaning)}</p>"
+        f"<div><h3>{escape(figure.title)}</h3><p class='soft'>{_with_code(figure.meaning)}</p>"
         f"<svg viewBox='0 0 {PLOT_WIDTH} {base + 18}' font-size='10' fill='#5c6b7a'>"
         f"<path d='M0 {base}H{PLOT_WIDTH}' stroke='#c6ced6'/>{''.join(parts)}</svg>"
-        f"<p class='soft'>{'; '.join(notes)}</p></div>"
+        f"<p class='soft'>{escape('; '.join(notes))}</p></div>"
     )
 
 

@@ -5,8 +5,9 @@ Invariant: prints what it is given and looks up nothing; what is not known is pr
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -19,6 +20,7 @@ from pretrain_assets.report import plots
 
 BAR, WIDTH, SOURCES = 24, 110, 20
 """Characters of a full bar, of a line of prose, and sources that a table lists."""
+_CAST = re.compile(r"CAST\(([0-9.]+) AS FLOAT\)")
 FUNNEL_HEADERS = ("", "term", "removes", "of these\nunknown", "only it\nremoves", "in order", "rows left")
 
 
@@ -27,7 +29,7 @@ def filters_text(filters: Sequence[NamedFilter], plain: Mapping[str, str], advic
     lines = []
     for named in filters:
         lines.append(f"{named.name}\n    {named.meaning}")
-        lines.append(textwrap.fill(named.sql, WIDTH, initial_indent="    ", subsequent_indent="      "))
+        lines.append(textwrap.fill(readable(named.sql), WIDTH, initial_indent="    ", subsequent_indent="      "))
         if named.name not in plain and advice.get(named.name):
             text = advice[named.name]
             lines.append(textwrap.fill(text, WIDTH, initial_indent="    ! ", subsequent_indent="      "))
@@ -59,23 +61,33 @@ def summary_text(found: Funnel) -> str:
 def steps_text(found: Funnel, *, tablefmt: str = "simple") -> str:
     """One line per term."""
     rows = [["", "all rows", "", "", "", "", *_left(found, found.total)]]
-    rows += [line for step in found.steps for line in _step(found, step, 0)]
+    rows += [_step(found, depth, step) for depth, step in lines_of(found.steps)]
     headers = [*FUNNEL_HEADERS, f"{found.unit} left", ""]
     if tablefmt != "simple":
         headers = [header.replace("\n", " ") for header in headers]
+        rows = [[text.replace("|", "\\|") for text in row] for row in rows]
     align = ("left", "left", *["right"] * 6, "left")
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=align, tablefmt=tablefmt)
 
 
-def _step(found: Funnel, step: Step, depth: int) -> list[list[str]]:
+def lines_of(steps: Sequence[Step], depth: int = 0) -> Iterator[tuple[int, Step | str]]:
+    """Terms with their depth, in order; those of a name that remove no row are one line of words."""
+    idle = [step for step in steps if depth and not step.removes.rows]
+    for step in steps:
+        if step not in idle:
+            yield depth, step
+            yield from lines_of(step.children, depth + 1)
+    if idle:
+        yield depth, f"{len(idle):,} more remove{'s' if len(idle) == 1 else ''} no row"
+
+
+def _step(found: Funnel, depth: int, step: Step | str) -> list[str]:
+    indent = "  " * depth
+    if isinstance(step, str):
+        return ["", f"{indent}{step}"]
     counts = (step.removes, step.unknown, step.only, step.in_order)
-    own = [
-        step.number,
-        f"{'  ' * depth}{_cut(step.text, 60)}",
-        *(f"{count.rows:,}" for count in counts),
-        *_left(found, step.left),
-    ]
-    return [own, *(line for child in step.children for line in _step(found, child, depth + 1))]
+    text = f"{indent}{readable(step.text, 60)}"
+    return [step.number, text, *(f"{count.rows:,}" for count in counts), *_left(found, step.left)]
 
 
 def _left(found: Funnel, left: Count) -> list[str]:
@@ -137,16 +149,20 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _truth(truth: Truth, depth: int) -> list[list[str]]:
+    """A term's line, then those of its terms that do not hold, and how many do."""
     word = {True: "yes", False: "NO", None: "unknown (NULL)"}[truth.holds]
-    own = [truth.number, f"{'  ' * depth}{_cut(truth.text, 60)}", word, _values(truth.values)]
-    return [own, *(line for child in truth.children for line in _truth(child, depth + 1))]
+    own = [truth.number, f"{'  ' * depth}{readable(truth.text, 60)}", word, _values(truth.values)]
+    failing = [child for child in truth.children if child.holds is not True]
+    holding = len(truth.children) - len(failing)
+    rest = [["", f"{'  ' * (depth + 1)}{holding:,} of its terms", "yes", ""]] if failing and holding else []
+    return [own, *(line for child in failing for line in _truth(child, depth + 1)), *rest]
 
 
 def report_markdown(found: Report) -> dict[str, str]:
     """The report's parts as markdown by name, each short enough for the Dagster UI to show."""
     parts = {}
     if found.funnel:
-        labels = ["all", *(_cut(step.text, 30) for step in found.funnel.steps)]
+        labels = ["all", *(readable(step.text, 30) for step in found.funnel.steps)]
         left = [found.funnel.total.rows, *(step.left.rows for step in found.funnel.steps)]
         parts["funnel_plot"] = plots.bars("rows left", labels, left)
         parts["funnel"] = f"{summary_text(found.funnel)}\n\n{steps_text(found.funnel, tablefmt='pipe')}"
@@ -168,7 +184,9 @@ def _figure(figure: Table | Bars) -> str:
             [cell(value, share=header.endswith("share")) for value, header in zip(row, figure.headers, strict=True)]
             for row in figure.rows
         ]
-        return tabulate(rows, headers=figure.headers, disable_numparse=True, tablefmt="pipe")
+        words = [any(isinstance(row[place], str) for row in figure.rows) for place in range(len(figure.headers))]
+        align = ["left" if word else "right" for word in words] if rows else None
+        return tabulate(rows, headers=figure.headers, disable_numparse=True, colalign=align, tablefmt="pipe")
     if figure.percent:  # the table beside it says the same
         return ""
     return "\n\n".join(plots.bars(figure.title, figure.labels, series.values) for series in figure.series)
@@ -232,6 +250,7 @@ def percent(share: float) -> str:
     return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
-def _cut(text: str, width: int) -> str:
-    line = " ".join(text.split())
+def readable(text: str, width: int = 1000) -> str:
+    """SQL for people: on one line, without the casts of plain numbers, cut at a width."""
+    line = _CAST.sub(r"\1", " ".join(text.split()))
     return line if len(line) <= width else f"{line[: width - 3]}..."

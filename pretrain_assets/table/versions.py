@@ -25,7 +25,9 @@ TABLE_ID_KEY = b"pretrain.table_id"
 
 CURATION = ("deduped", "near_deduped", "quality", "decontaminated")
 """Stages of curation in flow order; each reads the newest version of those before it."""
-STAGES = ("ingested", *CURATION, "tokenized", "indexed", "deleted", "maintained")
+BEFORE_TOKENS = (*CURATION, "masked", "model_scored")
+"""Stages whose columns a run may filter by or tokenize."""
+STAGES = ("ingested", *BEFORE_TOKENS, "tokenized", "embedded", "indexed", "deleted", "maintained")
 """Stages that make versions, in flow order; the last two at any time."""
 VERBS = {
     "ingested": "ingest",
@@ -33,7 +35,10 @@ VERBS = {
     "near_deduped": "near-dedup",
     "quality": "quality",
     "decontaminated": "decontaminate",
+    "masked": "mask",
+    "model_scored": "score",
     "tokenized": "tokenize",
+    "embedded": "embed",
     "indexed": "index",
     "deleted": "delete",
     "maintained": "maintain",
@@ -138,8 +143,12 @@ def records(dataset: lance.LanceDataset, stage: str | None = None) -> list[Linea
     tags = dataset.tags.list()
     texts = {**_archived(tags), **_standing(tags)}
     found = [record for record in map(LineageRecord.from_json, texts.values()) if stage in (None, record.stage)]
-    flow = {name: position for position, name in enumerate(STAGES)}
-    return sorted(found, key=lambda record: (record.version, flow.get(record.stage, len(flow))))
+    return sorted(found, key=lambda record: (record.version, flow_place(record.stage)))
+
+
+def flow_place(stage: str) -> int:
+    """Place of a stage in the flow, from 0; `tokenized_byte` stands where `tokenized` does."""
+    return next((at for at, name in enumerate(STAGES) if f"{stage}_".startswith(f"{name}_")), len(STAGES))
 
 
 def release_tags(dataset: lance.LanceDataset, names: Sequence[str]) -> None:

@@ -41,6 +41,9 @@ LONG_TEXT = 100_000
 LONG_RUN = re.compile(rf"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{LONG_TEXT},}}")
 PART_CHARS = 1 << 20
 """Characters that transformers is given at once: 400 MB in its hands."""
+NO_WORD = "\U0010fffe"
+"""The one special token that tiktoken is given, for speed (it halves without any), and never told to look for: it is
+ordinary text like all others."""
 SHOWN_CHARS = 60
 
 
@@ -124,8 +127,9 @@ class TiktokenEngine:
         import tiktoken
 
         self._level, self._reference, self._words = level, reference, set(level.words)
+        special = {NO_WORD: max([*level.ranks.values(), *level.words.values()]) + 1, **level.words}
         self.encoding = tiktoken.Encoding(
-            "byte-level", pat_str=level.pattern, mergeable_ranks=level.ranks, special_tokens=level.words
+            "byte-level", pat_str=level.pattern, mergeable_ranks=level.ranks, special_tokens=special
         )
 
     def __call__(self, texts: Sequence[str], num_threads: int = 1) -> Encoded:

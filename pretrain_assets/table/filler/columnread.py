@@ -42,12 +42,21 @@ def column_batches(
             yield from _read_staged(dataset.uri, fragment, column.name, staged[fragment.fragment_id])
         elif in_table:
             scanner = fragment.scanner(
-                columns=[column.name], batch_size_bytes=READ_BATCH_BYTES, io_buffer_size=4 * READ_BATCH_BYTES
+                columns=[column.name], io_buffer_size=4 * READ_BATCH_BYTES, **_batch_size(column.type)
             )
             yield from (batch.column(0) for batch in scanner.to_batches())
         else:
             rows, most = fragment.count_rows(), columnfile.READ_BATCH_ROWS
             yield from (pa.nulls(min(most, rows - at), column.type) for at in range(0, rows, most))
+
+
+def _batch_size(kind: pa.DataType) -> dict[str, int]:
+    """Settings of a scanner; of values of equal size in rows, since Lance would give 8,192 whatever their size."""
+    try:
+        row_bytes = max(1, kind.bit_width // 8)
+    except ValueError:  # values of different sizes
+        return {"batch_size_bytes": READ_BATCH_BYTES}
+    return {"batch_size": min(columnfile.READ_BATCH_ROWS, READ_BATCH_BYTES // row_bytes)}
 
 
 def _read_staged(uri: str, fragment: lance.LanceFragment, name: str, file: StagedFile) -> Iterator[pa.Array]:

@@ -74,6 +74,7 @@ def call(
         return [[*(pa.nulls(1, f.type) for f in wanted), pa.array([reason])]]
 
     pieces = attempt(0, batch.num_rows)
+    del attempt  # it refers to itself: the batch would stay in memory until garbage is collected
     columns = [pa.concat_arrays(column) if len(column) > 1 else column[0] for column in zip(*pieces, strict=True)]
     by_name = dict(zip([f.name for f in wanted] + [error_name], columns, strict=True))
     return [by_name[f.name] for f in outputs]
