@@ -39,12 +39,13 @@ def cases(corpus: Path, scratch: Path, quick: bool) -> list[Case]:
     chosen: list[tuple[str, str, int | None]] = [(OURS, "ours", None), (LOOP, "loop", LOOP_BYTES)]
     if importlib.util.find_spec("datatrove") and importlib.util.find_spec("spacy"):
         chosen.append((DATATROVE, "datatrove", QUICK_DATATROVE_BYTES if quick else DATATROVE_BYTES))
+    documents = _plant(corpus, scratch / "contamination.parquet")
     return [
         Case(
             name=name,
             function=f"benchmarks.curation_contamination:{function}",
             arguments={
-                "corpus": str(corpus),
+                "corpus": str(documents),
                 "max_bytes": most,
                 "found": str(scratch / f"contamination-{function}.json"),
             },
@@ -57,10 +58,9 @@ def compare(
     rounds: Mapping[str, list[Round]], scratch: Path
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, float]]:
     """Speeds against each other, and whether the documents found are the same, and those with an item planted."""
-    del scratch
     found = {name: json.loads(Path(some[-1].answer["found"]).read_text()) for name, some in rounds.items()}
     ours = found[OURS]
-    planted, flagged = set(ours["planted"]), set(ours["contaminated"])
+    planted, flagged = _planted_in(scratch / "contamination.parquet"), set(ours["contaminated"])
     facts: dict[str, Any] = {
         "documents": len(ours["searched"]),
         "planted": len(planted),
@@ -98,7 +98,7 @@ def ours(corpus: str, max_bytes: int | None, found: str) -> Callable[[], Any]:
     sets = tuple(one.fingerprint for one in read_eval_sets(config.eval_sets))
     search = searching(config, sets, Worker(num_threads=1, device="cpu"))
     search(pa.record_batch([pa.array(["compile"])], ["text"]))  # which numba does once per machine
-    table = _documents(corpus, max_bytes)
+    table = debian_corpus.documents(Path(corpus), max_bytes)
     rows = max(1, int(table.num_rows * config.batch_bytes / max(1, debian_corpus.text_bytes(table))))
     batches = table.select(["text"]).to_batches(max_chunksize=rows)
 
@@ -115,7 +115,7 @@ def loop(corpus: str, max_bytes: int | None, found: str) -> Callable[[], Any]:
     from pretrain_assets.config import ContaminationConfig
     from pretrain_assets.curate.eval_sets import read_eval_sets
 
-    config, table = ContaminationConfig(), _documents(corpus, max_bytes)
+    config, table = ContaminationConfig(), debian_corpus.documents(Path(corpus), max_bytes)
     texts = [text for one in read_eval_sets(config.eval_sets) for item in one.items for text in item.texts]
     index: dict[tuple[str, ...], list[int]] = {}
     totals = []
@@ -167,7 +167,7 @@ def datatrove(corpus: str, max_bytes: int | None, found: str) -> Callable[[], An
     from pretrain_assets.config import ContaminationConfig
     from pretrain_assets.curate.eval_sets import read_eval_sets
 
-    table = _documents(corpus, max_bytes)
+    table = debian_corpus.documents(Path(corpus), max_bytes)
     folder = tempfile.mkdtemp(dir=Path(found).parent)
     norm = TextNormConfig(norm_numbers=False, norm_weekdays=False, norm_monthnames=False)
     config = NGramsDecontConfig(n_grams=ContaminationConfig().ngram, find_overlap_ngrams=False, norm_config=norm)
@@ -188,23 +188,36 @@ def datatrove(corpus: str, max_bytes: int | None, found: str) -> Callable[[], An
     return _work(find, table, found)
 
 
-def _documents(corpus: str, max_bytes: int | None) -> pa.Table:
-    """The documents, and in some of them an item of GSM8K; with the column `planted`."""
+def _plant(corpus: Path, path: Path) -> Path:
+    """A copy of the corpus with an item of GSM8K in some of its documents."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from pretrain_assets.curate.eval_sets import read_eval_sets
 
     items = read_eval_sets(("bundled",))[0].items
-    table = debian_corpus.documents(Path(corpus), max_bytes)
-    texts, planted = [], []
+    table = debian_corpus.documents(corpus)
+    texts = []
     for doc_id, text in zip(table["doc_id"].to_pylist(), table["text"].to_pylist(), strict=True):
-        chosen = zlib.crc32(doc_id.encode())
-        planted.append(chosen % PLANTED_EVERY == 0)
-        if planted[-1]:
-            number, half = chosen // PLANTED_EVERY, len(text) // 2
+        if _is_planted(doc_id):
+            number, half = _number(doc_id) // PLANTED_EVERY, len(text) // 2
             text = f"{text[:half]}\n{_planted(items[number % 300].texts, number // 300)}\n{text[half:]}"
         texts.append(text)
-    return pa.table({"doc_id": table["doc_id"], "text": pa.array(texts, pa.string()), "planted": planted})
+    at = table.schema.get_field_index("text")
+    pq.write_table(table.set_column(at, "text", pa.array(texts, pa.string())), path)
+    return path
+
+
+def _planted_in(path: Path) -> set[str]:
+    return {doc_id for doc_id in debian_corpus.documents(path)["doc_id"].to_pylist() if _is_planted(doc_id)}
+
+
+def _is_planted(doc_id: str) -> bool:
+    return _number(doc_id) % PLANTED_EVERY == 0
+
+
+def _number(doc_id: str) -> int:
+    return zlib.crc32(doc_id.encode())
 
 
 def _planted(texts: tuple[str, ...], number: int) -> str:
@@ -219,7 +232,7 @@ def _work(find: Callable[[], tuple[list[bool], list[bool]]], table: pa.Table, fo
 
     def work() -> dict[str, Any]:
         some, flags = find()
-        chosen = {"any": some, "contaminated": flags, "planted": table["planted"].to_pylist()}
+        chosen = {"any": some, "contaminated": flags}
         lists = {name: [doc_ids[row] for row, flag in enumerate(flags) if flag] for name, flags in chosen.items()}
         Path(found).write_text(json.dumps({"searched": doc_ids, **lists}))
         return {"bytes": num_bytes, "found": found}

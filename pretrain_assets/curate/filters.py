@@ -167,7 +167,7 @@ def _advice(unknown: Mapping[str, str], columns: Collection[str], names: Mapping
     order = {stage: place for place, stage in enumerate(STAGES)}
     stages = sorted({owners[word] for word in unknown}, key=lambda stage: order.get(stage, len(order)))
     commands = " && ".join(f"pretrain {VERBS.get(stage, stage)}" for stage in stages)
-    return f"needs columns that this version lacks: {lacking}. Run `{commands}` first, and name the version it makes"
+    return f"needs columns that this version lacks: {lacking}. Run `{commands}` first"
 
 
 def checked(dataset: lance.LanceDataset, text: str, *, setting: str = "filter") -> str:
