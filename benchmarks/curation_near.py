@@ -111,11 +111,16 @@ def theory() -> dict[str, float]:
 
 
 def within_theory(found: Mapping[str, float], pairs: int) -> bool:
-    """Whether every share is within five standard errors of the theoretical one, and two pairs."""
-    expected = theory()
+    """Whether every share is that of theory, five standard errors and two pairs either way, or of a steeper curve."""
     return all(
-        abs(found[s] - share) <= 5 * (share * (1 - share) / pairs) ** 0.5 + 2 / pairs for s, share in expected.items()
+        (found[at] <= share + _tolerance(share, pairs) or float(at) >= THRESHOLD)
+        and (found[at] >= share - _tolerance(share, pairs) or float(at) < THRESHOLD)
+        for at, share in theory().items()
     )
+
+
+def _tolerance(share: float, pairs: int) -> float:
+    return float(5 * (share * (1 - share) / pairs) ** 0.5 + 2 / pairs)
 
 
 class Similarity:

@@ -18,6 +18,17 @@ from pretrain_assets.errors import ConfigError
 
 T = TypeVar("T")
 
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping of settings",
+    type(None): "null",
+}
+"""What people call the types of JSON values."""
+
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON-ready dictionaries and lists."""
@@ -30,10 +41,11 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     """Build a config from plain JSON values, checking every name and type.
 
     Raises:
-        ConfigError: an unknown, missing or ill-typed field; unknown names come with the nearest known one.
+        ConfigError: an unknown, missing or ill-typed field, or a value that cannot work; unknown names come with the
+            nearest known one.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {type(values).__name__}")
+        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings, not {_word(values)}")
     hints = typing.get_type_hints(cls)
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in values:
@@ -51,7 +63,12 @@ def from_dict(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     ]
     if missing:
         raise ConfigError(f"{where or cls.__name__} lacks required settings: {', '.join(missing)}")
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except ConfigError as error:
+        if where and str(error).partition("=")[0] in fields:  # it names the setting, without its group
+            raise ConfigError(f"{where}.{error}") from error
+        raise
 
 
 def override(config: T, changes: Mapping[str, Any]) -> T:
@@ -88,7 +105,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def _coerce(hint: Any, value: Any, where: str) -> Any:
+def _coerce(hint: Any, value: Any, where: str, *, or_null: str = "") -> Any:
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else from_dict(hint, value, where=where)  # type: ignore[arg-type]
@@ -102,17 +119,24 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
             value = [word.strip() for word in value.split(",") if word.strip()]
         if not isinstance(value, (list, tuple)):
             hint = "; check the quotes and brackets of its JSON" if isinstance(value, str) else ""
-            raise ConfigError(f"{where}={value!r} must be a list{hint}")
+            raise ConfigError(f"{where}={value!r} must be a list{or_null}{hint}")
         return tuple(_coerce(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        return _coerce(next(part for part in typing.get_args(hint) if part is not type(None)), value, where)
+        wanted = next(part for part in typing.get_args(hint) if part is not type(None))
+        return _coerce(wanted, value, where, or_null=" or null")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint in (int, float, str, bool) and type(value) is not hint:
-        raise ConfigError(f"{where}={value!r} must be {hint.__name__}, not {type(value).__name__}")
+        remedy = '; write it in "quotes"' if hint is str else ""
+        raise ConfigError(f"{where}={value!r} must be {WORDS[hint]}{or_null}, not {_word(value)}{remedy}")
     return value
+
+
+def _word(value: Any) -> str:
+    """What people call the value's type."""
+    return "a decimal number" if isinstance(value, float) else WORDS.get(type(value), type(value).__name__)
 
 
 def check_name(name: str, what: str) -> None:

@@ -17,7 +17,7 @@ PACKAGE = Path(pretrain_assets.__file__).parent
 ROOT = PACKAGE.parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"compiled", "config", "convert", "errors", "progress", "recipes"}
+BASE = {"compiled", "config", "convert", "errors", "plural", "progress", "recipes"}
 """Modules beside the rooms, importable from everywhere."""
 MAY_IMPORT: dict[str, set[str]] = {
     "config": {"convert", "errors"},
@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": {"config", "errors"},
     "compiled": set(),
     "errors": set(),
+    "plural": set(),
     "progress": set(),
     "table": BASE,
     "ingest": BASE | {"table"},
@@ -33,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loader": BASE | {"table"},
     "train": BASE | {"table", "loader", "launch.contract", "launch.guard"},  # both sides of the job contract
     "forensics": BASE | {"table", "loader", "train.model", "train.checkpoint", "launch.contract"},
-    "launch": {"config", "errors"},
+    "launch": {"config", "errors", "plural"},
 }
 LAZILY = {"train": {"tokenize"}}
 """Rooms that may be imported inside a function only: the trainer decodes its final sample."""

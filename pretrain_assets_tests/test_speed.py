@@ -152,7 +152,7 @@ def test_garbage_is_collected_only_where_it_is_asked_for() -> None:
 def test_the_device_is_described_by_what_will_compute() -> None:
     assert attention_kernel(MODEL, SEQ, CPU) == "flash"
     assert attention_kernel(ModelConfig(n_layer=1, n_head=2, n_embd=32, dropout=0.1), SEQ, CPU) == "math"
-    assert describe(MODEL, SEQ, CPU) == f"CPU, {torch.get_num_threads()} threads, attention: flash"
+    assert describe(MODEL, SEQ, CPU) == f"CPU, {counted(torch.get_num_threads(), 'thread')}, attention: flash"
 
 
 @pytest.mark.parametrize("cudnn", [None, 90100, 91400])

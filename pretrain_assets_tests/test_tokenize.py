@@ -300,3 +300,40 @@ def test_the_bytes_of_tokens_add_up_to_those_of_the_text(name: str, request: pyt
 def test_a_tokenizer_of_words_does_not_know_its_bytes(tmp_path: Path) -> None:
     name = save_word_level(tmp_path, {"<unk>": 0, "<end>": 1, "word": 2}, eos_token="<end>")
     assert load_tokenizer(name).token_bytes() is None
+
+
+def test_field_14_exactly_one_end_of_text_per_document_of_every_source(tmp_path: Path, gpt2: Tokenizer) -> None:
+    """Texts spell it and have none; the packer puts one after each."""
+    from pretrain_assets.config import DataConfig
+    from pretrain_assets.loader.stream import BlockLoader
+
+    sources = ["wiki", "books", "code", "web"] * 3
+    texts = [f"{word} {at}{EOS} {EOS}" for at, word in enumerate(sources)]
+    location = make_table(tmp_path, texts, source=sources)
+    pin = run(location, "gpt2").pin
+    for source in set(sources):
+        mine = [text for text in texts if text.startswith(source)]
+        length = sum(len(ids) + 1 for ids in ids_of(gpt2, *mine))
+        data = DataConfig(filter=f"source = '{source}'", seq_len=length, num_splits=1)
+        (block,) = BlockLoader(location, pin, data, gpt2.identity).batches(0)
+        stream = block.input_ids.flatten().numpy()
+        ends = np.flatnonzero(stream == gpt2.identity.eos_id)
+        assert sorted(gpt2.decode(part[part != gpt2.identity.eos_id]) for part in np.split(stream, ends)) == ["", *mine]
+
+
+def test_field_16_odd_text_that_ingest_lets_through(tmp_path: Path, gpt2: Tokenizer) -> None:
+    """NUL and noncharacters are text; lone surrogates and invalid UTF-8 are left out by reason, before any token."""
+    lines = [
+        rb'{"text": "nul\u0000 \uffff"}',
+        rb'{"text": "lone \ud800"}',
+        b'{"text": "bad \xff"}',
+        b'{"text": "fine"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    location = Location(database_uri=str(tmp_path / "db"))
+    ingested = ingest(location, IngestConfig(sources=(str(tmp_path / "a.jsonl"),), on_bad_row="skip")).record
+    assert ingested.ledger == {"in": 4, "written": 2, "left_out:lone_surrogate": 1, "left_out:invalid_utf8": 1}
+    run(location, "gpt2")
+    texts = ["nul\x00 \uffff", "fine"]
+    assert values(location, "input_ids") == ids_of(gpt2, *texts)
+    assert [gpt2.decode(ids) for ids in values(location, "input_ids")] == texts

@@ -17,7 +17,7 @@ import tokenizers
 from pretrain_assets.config import TokenizeConfig, TokenizerIdentity
 from pretrain_assets.errors import ConfigError, TableError, TokenizerError
 from pretrain_assets.table.schema import making_parameters, tokenizer_identity
-from pretrain_assets.table.storage import open_dataset
+from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize import Tokenizer, bytelevel, engines, load_tokenizer
 from pretrain_assets.tokenize.columns import encoding, tokenize
 from pretrain_assets.tokenize.engines import FAST, Choice, choose, first_difference, hard_texts
@@ -335,6 +335,25 @@ def test_a_masked_text_column_is_encoded_and_named_in_the_metadata(tmp_path: Pat
     assert set(making_parameters(open_dataset(location).schema.field("n_tokens"))) == set(
         TokenizerIdentity.__dataclass_fields__
     )
+
+
+def test_a_forgotten_option_keeps_the_text_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pretrain_assets.cli import cli
+    from pretrain_assets.config import DedupConfig, IngestConfig
+    from pretrain_assets.curate.dedup import dedup
+    from pretrain_assets.ingest.append import ingest
+
+    location = Location(database_uri=str(tmp_path / "db"))
+    (tmp_path / "a.jsonl").write_text('{"text": "to a@b.c"}\n')
+    ingest(location, IngestConfig(sources=(str(tmp_path / "a.jsonl"),)))
+    open_dataset(location).add_columns({"text_masked": "replace(text, 'a@b.c', 'M')"})
+    dedup(location, DedupConfig(), input_pin=newest(location))
+    base = ["--database", str(tmp_path / "db"), "tokenize", "--tokenizer", "byte"]
+    for more in (["--text-column", "text_masked"], [], ["--text-column", "text"]):
+        cli.main([*base, *more, "--bpe-engine", "tiktoken"], standalone_mode=False)
+    made, kept, remade = capsys.readouterr().out.splitlines()
+    assert made.startswith("tokenized-v4: 1 rows") and kept == "tokenized-v4: nothing to do, no new version"
+    assert remade.startswith("tokenized-v5: 1 rows") and values(location, "input_ids") == [list(b"to a@b.c")]
 
 
 # --- long texts --------------------------------------------------------------------------------------------------

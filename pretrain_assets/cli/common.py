@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,12 @@ def print_stage(result: StageResult, json_output: bool) -> None:
         click.echo(f"{record.tag}: nothing to do, no new version")
 
 
+SPELLINGS = {"none": None, "null": None, "true": True, "false": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+"""How people write what JSON spells `null`, `true`, `false`, `Infinity`, `-Infinity` and `NaN`, in lower case."""
+
+
 def parse_change(text: str) -> tuple[str, Any]:
-    """`train.max_steps=50` as name and value; a value that is not JSON is text.
+    """`train.max_steps=50` as name and value: JSON, or a value as Python spells it; anything else is text.
 
     Raises:
         ConfigError: no `=` in it.
@@ -89,4 +94,4 @@ def parse_change(text: str) -> tuple[str, Any]:
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
-        return name, value
+        return name, SPELLINGS.get(value.strip().lower(), value)

@@ -45,7 +45,7 @@ def with_model(verb: Callable[..., None]) -> Callable[..., None]:
 @with_engine
 @as_json
 @click.pass_obj
-def embed(obj: dict[str, Any], engine: EngineConfig, json_output: bool, **settings: Any) -> None:
+def embed(obj: dict[str, Any], /, engine: EngineConfig, json_output: bool, **settings: Any) -> None:
     """Fill the column embedding for the rows that have none; with another MODEL, for all rows.
 
     MODEL: a local directory, or a name on the Hugging Face hub.
@@ -72,7 +72,7 @@ def embed(obj: dict[str, Any], engine: EngineConfig, json_output: bool, **settin
 @with_engine
 @as_json
 @click.pass_obj
-def score(obj: dict[str, Any], engine: EngineConfig, json_output: bool, **settings: Any) -> None:
+def score(obj: dict[str, Any], /, engine: EngineConfig, json_output: bool, **settings: Any) -> None:
     """Fill the column model_score_NAME by a text-classification MODEL, for the rows that have none.
 
     MODEL: a local directory, or a name on the Hugging Face hub.

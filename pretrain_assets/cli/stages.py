@@ -66,6 +66,14 @@ def dedup(obj: dict[str, Any], /, engine: EngineConfig, json_output: bool, **set
 @click.command()
 @click.option("--tokenizer", help="gpt2, byte or hf:<name or directory> [PRETRAIN_TOKENIZER; the column's, else gpt2]")
 @click.option("--beside", default="", metavar="WORD", help="Fill input_ids_WORD and n_tokens_WORD instead.")
+@click.option("--text-column", help="text or text_masked [the column's, else text]")
+@click.option(
+    "--bpe-engine",
+    type=click.Choice(["auto", "fastokens", "tiktoken", "transformers"]),
+    default="auto",
+    show_default=True,
+    help="What runs a byte-level BPE; all give the same ids.",
+)
 @click.option(
     "--on-error", type=click.Choice(["raise", "null"]), default="raise", show_default=True, help="null: count it."
 )
@@ -73,7 +81,14 @@ def dedup(obj: dict[str, Any], /, engine: EngineConfig, json_output: bool, **set
 @as_json
 @click.pass_obj
 def tokenize(
-    obj: dict[str, Any], tokenizer: str | None, beside: str, on_error: str, engine: EngineConfig, json_output: bool
+    obj: dict[str, Any],
+    tokenizer: str | None,
+    beside: str,
+    text_column: str | None,
+    bpe_engine: str,
+    on_error: str,
+    engine: EngineConfig,
+    json_output: bool,
 ) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
     from pretrain_assets.config import TokenizeConfig, from_dict
@@ -82,8 +97,19 @@ def tokenize(
 
     location = obj["location"]
     settings = {"tokenizer": tokenizer or _tokenizer(location, beside), "beside": beside, "on_error": on_error}
+    settings |= {"text_column": text_column or _text_column(location, beside), "engine": bpe_engine}
     config = from_dict(TokenizeConfig, settings)
     print_stage(run(location, config, input_pin=pin_of(location, *BEFORE_TOKENS), engine=engine), json_output)
+
+
+def _text_column(location: Location, beside: str) -> str:
+    """The one that made the token column, else `text`: a forgotten option remakes nothing."""
+    from pretrain_assets.table.schema import making_parameters
+    from pretrain_assets.table.storage import open_dataset
+
+    schema, column = open_dataset(location).schema, f"input_ids_{beside}" if beside else "input_ids"
+    made = making_parameters(schema.field(column)) if column in schema.names else {}
+    return str(made.get("text_column", "text"))
 
 
 def _tokenizer(location: Location, beside: str) -> str:
@@ -124,7 +150,7 @@ def index(obj: dict[str, Any], with_position: bool, json_output: bool) -> None:
     "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting: --set train.max_steps=50"
 )
 @click.option("--nproc", type=int, help="Ranks on this machine [PRETRAIN_NPROC_PER_NODE; 2]")
-@click.option("--tag", help="Train on this tag of the tokenized stage instead of the newest.")
+@click.option("--tag", help="Train on this tag of the stage of its tokens instead of the newest.")
 @click.option("--write-spec", is_flag=True, help="Only write run.json and print the torchrun command.")
 @as_json
 @click.pass_obj
@@ -152,8 +178,8 @@ def train(
     from pretrain_assets.train.trackers import check_trackers
 
     location = obj["location"]
-    record = find_record(location, "tokenized", tag)
     asked = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
+    record = find_record(location, asked.data.token_stage, tag)
     resolved = resolve(asked, open_pin(location, record.pin).schema.names)
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc

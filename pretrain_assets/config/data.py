@@ -66,6 +66,11 @@ class DataConfig:
         """Column with the length of `token_column`, in tokens."""
         return self.token_column.replace("input_ids", "n_tokens", 1)
 
+    @property
+    def token_stage(self) -> str:
+        """Stage that fills `token_column`: `tokenized`, or `tokenized_<word>`."""
+        return self.token_column.replace("input_ids", "tokenized", 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:

@@ -156,7 +156,7 @@ class Recipe:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     """How its blocks are read; changes no result."""
     sample_prompt: str = "The"
-    """Text that the final sample continues."""
+    """Text that the final sample continues; another one changes no result, and a finished run keeps its sample."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "recipe name")
@@ -189,8 +189,8 @@ class Recipe:
 
 
 def lasting(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe as plain values, without the groups that change no result."""
-    return {name: value for name, value in recipe.items() if name not in ("execution", "loader")}
+    """A recipe as plain values, without what changes no result."""
+    return {name: value for name, value in recipe.items() if name not in ("execution", "loader", "sample_prompt")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,7 @@ def _fill(config: ContaminationConfig) -> Fill:
                 inputs=("text",),
                 nullable=("contamination_item", "contamination_items", "contamination_start", "contamination_stop"),
                 make=partial(searching, config, tuple(one.fingerprint for one in sets)),
-                worker_bytes=256 << 20,  # 200 MB/s on one core
+                worker_bytes=256 << 20,  # 100 MB/s on one core
             ),
         ),
         code_version=CODE_VERSION,

@@ -123,10 +123,10 @@ def unit_vectors(dataset: lance.LanceDataset) -> Finding:
     import numpy as np
 
     rows = dataset.count_rows()
-    at = sorted({rows * one // CHECKED_ROWS for one in range(CHECKED_ROWS)}) if rows else []
-    column = dataset.take(at, columns=["embedding"]).column(0).combine_chunks().drop_null() if rows else []
-    values = column.flatten().to_numpy().astype(np.float32).reshape(len(column), -1) if len(column) else np.ones((0, 1))
-    lengths = np.linalg.norm(values, axis=1)
+    at = list(range(0, rows, max(1, rows // CHECKED_ROWS)))
+    column: Any = dataset.take(at, columns=["embedding"]).column(0).combine_chunks().drop_null()
+    values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    lengths = np.linalg.norm(values.reshape(-1, column.type.list_size), axis=1)
     wrong = int(((np.abs(lengths - 1) > TOLERANCE) & (lengths != 0)).sum())
     return Finding(
         name="unit_vectors",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pretrain_assets.config import Recipe
@@ -76,6 +77,8 @@ FILTERS = by_name(
 
 DISJOINT = (("training", "held_out"),)
 """Pairs of names that no row may satisfy both of."""
+MOST_NAMED = 3
+"""Missing columns that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,8 @@ def _advice(unknown: Mapping[str, str], columns: Collection[str], names: Mapping
             f"holds {word!r}, which is neither a column nor a named filter.{hint} Columns: {', '.join(columns)}. "
             f"Named filters: {', '.join(names)}"
         )
-    lacking = ", ".join(f"{word} (of {by})" if by else word for word, by in unknown.items())
+    lacking = ", ".join(f"{word} (of {by})" if by else word for word, by in islice(unknown.items(), MOST_NAMED))
+    lacking += f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
     order = {stage: place for place, stage in enumerate(STAGES)}
     stages = sorted({owners[word] for word in unknown}, key=lambda stage: order.get(stage, len(order)))
     commands = " && ".join(f"pretrain {VERBS.get(stage, stage)}" for stage in stages)

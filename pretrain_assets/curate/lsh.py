@@ -57,7 +57,8 @@ def detection_probability(similarity: float, *, bands: int, rows_per_band: int, 
 
     With threshold 0 it is the known 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4).
     Otherwise: the number m of equal values is binomial, and given m, the equal ones lie anywhere; the chance that they
-    fill no band follows by inclusion and exclusion over the bands that they fill.
+    fill no band follows by inclusion and exclusion over the bands that they fill. Our slots share out the shingles, so
+    that m varies less than that: the share is lower below the threshold, and higher above it.
     """
     values = bands * rows_per_band
     total = 0.0

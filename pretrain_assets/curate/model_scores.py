@@ -104,7 +104,11 @@ def scoring(
     )
     classifier = classifier.eval().to(worker.device)
     max_tokens = min(config.max_tokens, tokenizer.model_max_length)
-    functions = {"none": lambda x: x, "sigmoid": torch.sigmoid, "softmax": lambda x: torch.softmax(x, dim=-1)}
+    functions: dict[str, Any] = {
+        "none": lambda outputs: outputs,
+        "sigmoid": torch.sigmoid,
+        "softmax": lambda outputs: torch.softmax(outputs, dim=-1),
+    }
 
     def model_score(batch: pa.RecordBatch) -> list[pa.Array]:
         texts = beginnings(batch.column(0), max_tokens)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from pretrain_assets.config import EngineConfig, NearDedupConfig
 from pretrain_assets.curate import lsh, minhash
 from pretrain_assets.errors import TableError
+from pretrain_assets.progress import Progress
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, TableColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
@@ -147,10 +148,10 @@ def judging(config: NearDedupConfig, read: ColumnReader) -> BatchFunction:
     import pyarrow as pa
 
     ids = read("id").to_numpy()
+    takes_part = _takes_part(config, read)
     with tempfile.TemporaryDirectory(prefix="near-duplicates-") as folder:
         scratch = Path(folder)
-        signatures = (_matrix(piece, config) for piece in read.batches("minhash"))
-        buckets = lsh.find_buckets(signatures, _takes_part(config, read), ids, bands=config.bands, scratch=scratch)
+        buckets = lsh.find_buckets(_signatures(config, read), takes_part, ids, bands=config.bands, scratch=scratch)
         found = lsh.first_wins(
             buckets,
             _evidence(config, read, np.sort(buckets.rows)),
@@ -170,6 +171,14 @@ def judging(config: NearDedupConfig, read: ColumnReader) -> BatchFunction:
         return [pa.array(partners).take(where), pa.array(similarities).take(where), pa.array(is_near)]
 
     return judge
+
+
+def _signatures(config: NearDedupConfig, read: ColumnReader) -> Iterator[npt.NDArray[np.uint32]]:
+    """All signatures, piece by piece."""
+    with Progress(f"{STAGE}: signatures compared") as progress:
+        for piece in read.batches("minhash"):
+            yield _matrix(piece, config)
+            progress.update(len(piece), piece.nbytes)
 
 
 def _takes_part(config: NearDedupConfig, read: ColumnReader) -> npt.NDArray[np.bool_]:

@@ -44,7 +44,19 @@ PHRASES = (
 """What is looked for in lines, in any case: the first three each have an outcome, the others are policies."""
 PHRASE_DATA: Bytes = np.frombuffer("".join(PHRASES).encode(), np.uint8)
 PHRASE_OFFSETS: Offsets = np.cumsum([0, *map(len, PHRASES)])
-BEGINS_PHRASE = np.isin(np.arange(256), [*PHRASE_DATA[PHRASE_OFFSETS[:-1]], *b"LJTPCU"])
+ANY = 0xFF
+
+
+def _second_bytes() -> Bytes:
+    """By a byte that begins a phrase, in any case, the second one, which those that begin alike share; else 0."""
+    seconds = np.zeros(256, np.uint8)
+    for phrase in PHRASES:
+        for first in (phrase[0], phrase[0].upper()):
+            seconds[ord(first)] = ord(phrase[1]) if len(phrase) > 1 else ANY
+    return seconds
+
+
+SECOND_BYTES = _second_bytes()
 
 EDIT: Bytes = np.frombuffer(b"edit", np.uint8)
 CITATION_NEEDED: Bytes = np.frombuffer(b"citation needed", np.uint8)
@@ -164,7 +176,8 @@ def _phrase(data: Any, start: int, stop: int) -> int:
     """The outcome for a line that ends well and is long enough."""
     first = len(PHRASE_OFFSETS)
     for at in range(start, stop):
-        if not BEGINS_PHRASE[data[at]]:
+        second = SECOND_BYTES[data[at]]
+        if second == 0 or (second != ANY and (at + 1 == stop or data[at + 1] | 0x20 != second)):
             continue
         for phrase in range(min(first, len(PHRASE_OFFSETS) - 1)):
             begin, same = PHRASE_OFFSETS[phrase], 0

@@ -23,6 +23,7 @@ from pretrain_assets.errors import ConfigError
 from pretrain_assets.launch.contract import clear_unfinished_result, finished_result, read_result, write_spec
 from pretrain_assets.launch.elastic import ROOT_CAUSE_ENV
 from pretrain_assets.launch.guard import guarded
+from pretrain_assets.plural import counted
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def run_local(
     with tempfile.TemporaryDirectory(prefix="pretrain-launch-") as folder:
         root_cause = Path(folder, "root_cause.json")
         environment = {**_defaults(nproc), **os.environ, **(env or {}), ROOT_CAUSE_ENV: str(root_cause)}
-        _log.info("starting %d ranks in %s", nproc, spec.run_dir)
+        _log.info("starting %s in %s", counted(nproc, "rank"), spec.run_dir)
         process = subprocess.Popen(argv, env=environment, start_new_session=True)
         try:
             code = _wait(process, while_running)

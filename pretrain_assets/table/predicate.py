@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import lance
 
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
+_INTERNALS = re.compile(r"\.?, /.*|\. Valid fields are .*", re.DOTALL)
+"""What the engine adds to its reason: places in its own source, and its list of columns, with those of its own."""
 _VOLATILE = re.compile(
     r"\b(?:(random|rand|uuid|now|today)\b\s*\(|(current_date|current_time|current_timestamp)\b)", re.IGNORECASE
 )
@@ -36,9 +38,9 @@ def check_predicate(dataset: lance.LanceDataset, predicate: str, *, setting: str
     try:
         dataset.scanner(columns=["id"], filter=f"({predicate})", limit=1).to_table()
     except (ValueError, OSError) as error:
-        reason = str(error).split(", /")[0].removeprefix("Invalid user input: ")
+        reason = _INTERNALS.sub("", str(error).removeprefix("Invalid user input: ").removeprefix("Schema error: "))
         raise FilterError(
-            f"{setting}={predicate!r} is not a predicate of this table: {reason}. "
+            f"{setting}={predicate!r} is not a predicate of this table: {reason}{'' if reason.endswith('?') else '.'} "
             f"Columns: {', '.join(dataset.schema.names)}"
         ) from error
 

@@ -66,11 +66,17 @@ def tokenizer_identity(dataset: lance.LanceDataset, column: str = "input_ids") -
     """
     if column not in dataset.schema.names:
         raise TableError(
-            f"{dataset.uri} version {dataset.version} has no {column}: materialize corpus/tokenized first (`pretrain "
-            "tokenize`, with `--beside` for a second tokenizer), and train on its version."
+            f"{dataset.uri} version {dataset.version} has no {column}: {_remedy(column)}, and train on its version."
         )
     parameters = making_parameters(dataset.schema.field(column))
     return from_dict(TokenizerIdentity, {f.name: parameters[f.name] for f in fields(TokenizerIdentity)})
+
+
+def _remedy(token_column: str) -> str:
+    word = token_column.removeprefix("input_ids_")
+    if word == token_column:
+        return "materialize corpus/tokenized first (`pretrain tokenize`)"
+    return f"run `pretrain tokenize --beside {word} --tokenizer NAME` first"
 
 
 def making_parameters(existing: pa.Field) -> dict[str, Any]:

@@ -204,12 +204,19 @@ def find_record(location: Location, stage: str, tag: str | None = None) -> Linea
     """
     found = records(open_dataset(location), stage)
     if not found:
-        raise TableError(f"{location.uri}: the {stage} stage has made no version. Run `pretrain {VERBS[stage]}` first.")
+        raise TableError(f"{location.uri}: the {stage} stage has made no version. Run `pretrain {_verb(stage)}` first.")
     for record in reversed(found):
         if tag is None or record.tag == tag:
             return record
     have = ", ".join(record.tag for record in found)
     raise TableError(f"{location.uri} has no tag {tag!r} of the {stage} stage; it has: {have}")
+
+
+def _verb(stage: str) -> str:
+    """The verb that runs a stage, also one of several beside each other, such as `tokenized_byte`."""
+    if stage.startswith("tokenized_"):
+        return f"tokenize --beside {stage.removeprefix('tokenized_')} --tokenizer NAME"
+    return VERBS[STAGES[flow_place(stage)]]
 
 
 def heal(location: Location) -> lance.LanceDataset:

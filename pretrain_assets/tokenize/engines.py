@@ -81,7 +81,8 @@ def choose(tokenizer: Tokenizer, wanted: str, texts: Sequence[str]) -> Choice:
     if not tokenizer.has_engines:
         return Choice(engine=REFERENCE)
     candidates = FAST[FAST.index(wanted) :] if wanted in FAST else FAST if wanted == "auto" else ()
-    everything, refused = [*hard_texts(), *texts], []
+    everything = [*hard_texts(), *texts]
+    refused: list[str] = []
     expected = tokenizer.engine(REFERENCE)(everything, 1) if candidates else None
     for name in candidates:
         if find_spec(name) is None:
@@ -144,10 +145,10 @@ class TiktokenEngine:
         if level.normalizer is not None and not text.isascii():
             changed = level.normalizer.normalize_str(text)
         long_runs = len(text) > LONG_TEXT and LONG_RUN.search(text) is not None
-        if (changed != text and any(word in text for word in level.words)) or (
-            long_runs and level.pattern != GPT2_PATTERN
-        ):
-            return self._reference([text], 1)[0]  # words are found before a text is changed; runs are cut otherwise
+        words_first = changed != text and any(word in text for word in level.words)
+        if words_first or (long_runs and level.pattern != GPT2_PATTERN):  # that pattern alone is cut below
+            assert self._reference is not None
+            return self._reference([text], 1)[0]
         ids = self._long_runs(changed) if long_runs else self._plain(changed)
         return ids if level.ids is None else level.ids[ids]
 

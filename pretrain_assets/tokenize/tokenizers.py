@@ -87,7 +87,7 @@ class Gpt2Tokenizer:
         eos_id = vocabulary.pop(GPT2_EOS)
         ranks = {bytes(to_byte[c] for c in token): rank for token, rank in vocabulary.items()}
         self._tokens = {rank: token for token, rank in ranks.items()}
-        self._tiktoken = TiktokenEngine(ByteLevel(ranks=ranks, pattern=GPT2_PATTERN))
+        self._engines: dict[str, Encode] = {"tiktoken": TiktokenEngine(ByteLevel(ranks=ranks, pattern=GPT2_PATTERN))}
         self.identity = TokenizerIdentity(
             name="gpt2",
             fingerprint=_fingerprint(
@@ -102,20 +102,14 @@ class Gpt2Tokenizer:
         self, texts: Sequence[str], num_threads: int = 1
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Encode on some threads."""
-        return self._tiktoken(texts, num_threads)
+        return self.engine("tiktoken")(texts, num_threads)
 
     def engine(self, name: str) -> Encode:
         """Any engine; transformers' part is played by the `tokenizers` package that it stands on."""
-        if name == "tiktoken":
-            return self._tiktoken
-        tokenizer_json = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
-        if name == "fastokens":
-            return FastokensEngine(tokenizer_json)
-        import tokenizers
-
-        backend = tokenizers.Tokenizer.from_str(tokenizer_json)
-        backend.encode_special_tokens = True
-        return ReferenceEngine(backend)
+        if name not in self._engines:
+            tokenizer_json = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+            self._engines[name] = FastokensEngine(tokenizer_json) if name == "fastokens" else _reference(tokenizer_json)
+        return self._engines[name]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; padding is left out."""
@@ -272,6 +266,14 @@ class HuggingFaceTokenizer:
                 return None
         tokens |= {number: b"" for number in {*self._special_ids, self._unknown_id} - {None}}
         return _lengths(tokens, self.identity)
+
+
+def _reference(tokenizer_json: str) -> ReferenceEngine:
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+    backend.encode_special_tokens = True
+    return ReferenceEngine(backend)
 
 
 def _lengths(tokens: Mapping[int, bytes], identity: TokenizerIdentity) -> npt.NDArray[np.int64]:

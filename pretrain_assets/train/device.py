@@ -12,6 +12,7 @@ import torch
 
 from pretrain_assets.config import ExecutionConfig, ModelConfig
 from pretrain_assets.errors import ConfigError
+from pretrain_assets.plural import counted
 
 HOPPER_CUDNN = 91500
 """cuDNN from which its attention is sound and preferred on sm90 (PyTorch's `sdp_utils.cpp`): 9.15."""
@@ -73,7 +74,7 @@ def describe(model: ModelConfig, seq_len: int, device: torch.device) -> str:
     """One line: device, attention kernel and cuDNN. Logs a warning where a newer cuDNN would make attention faster."""
     kernel = "flex" if model.document_mask and device.type == "cuda" else attention_kernel(model, seq_len, device)
     if device.type != "cuda":
-        return f"{device_name(device)}, {torch.get_num_threads()} threads, attention: {kernel}"
+        return f"{device_name(device)}, {counted(torch.get_num_threads(), 'thread')}, attention: {kernel}"
     capability = torch.cuda.get_device_capability(device)
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     advice = cudnn_advice(capability, cudnn)

@@ -38,7 +38,7 @@ def divergence(spec: RunSpec, schedule: Schedule, step: int, saved: int, what: s
     return DivergenceError(
         f"{what}. The step trained on documents {named}{more}; `{seen_command(spec, step)}` shows them. "
         f"Nothing after {f'the checkpoint of step {saved}' if saved else 'the start'} was saved; lower "
-        "train.learning_rate or train.grad_clip, train for longer warm-up, or leave the documents out with "
+        "train.learning_rate or train.grad_clip, raise train.warmup_steps, or leave the documents out with "
         "data.filter, and start again."
     )
 
