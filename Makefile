@@ -13,12 +13,17 @@ export HF_HUB_OFFLINE ?= 1
 help: ## Show the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
-# Installed from constraints.txt, so that everybody runs the same versions. Re-made only when a pin changes.
+# Installed from constraints.txt, so that everybody runs the same versions. Re-made only when a pin changes. The mark
+# `installed` is away while pip works: an install that was killed may look whole to pip, so it is made afresh.
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv (once; a few minutes)"
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found; name one: make $@ PYTHON=/path/to/python"; exit 1; }
+	@test -e $@ || test ! -e .venv || { echo "The install in .venv was not finished: starting afresh"; rm -rf .venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@test ! -e $@ || mv $@ $@.before
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' \
+		|| { test ! -e $@.before || mv $@.before $@; exit 1; }
+	@rm -f $@.before
 	@touch $@
 
 demo: .venv/installed ## Run the main job on the bundled documents: text in, trained model and provenance out

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 VERSION = "1"
@@ -125,15 +127,16 @@ def write_bundled(path: Path, max_bytes: int) -> Path:
 
     with (files("pretrain_assets") / "data" / "public_domain_docs.parquet").open("rb") as file:
         table = pq.read_table(file, columns=["id", "text", "source"]).rename_columns(["doc_id", "text", "source"])
-    pq.write_table(_spread(table, max_bytes), path)
+    pq.write_table(table.take(spread_rows(table, max_bytes)), path)
     return path
 
 
 def documents(corpus: Path, max_bytes: int | None = None) -> pa.Table:
-    """`doc_id`, `text` and `source`; of a larger corpus every n-th row, so that at most `max_bytes` of text come."""
+    """`doc_id`, `text` and `source`; of a larger corpus rows spread over it, with at most `max_bytes` of text."""
     import pyarrow.parquet as pq
 
-    return _spread(pq.read_table(corpus), max_bytes)
+    table = pq.read_table(corpus)
+    return table if max_bytes is None else table.take(spread_rows(table, max_bytes))
 
 
 def texts(corpus: Path, max_bytes: int | None = None) -> list[str]:
@@ -158,15 +161,18 @@ def facts(corpus: Path) -> dict[str, Any]:
     return {"rows": table.num_rows, "text_bytes": text_bytes(table), "packages": made}
 
 
-def _spread(table: pa.Table, max_bytes: int | None) -> pa.Table:
+def spread_rows(table: pa.Table, max_bytes: int | None) -> npt.NDArray[np.int64]:
+    """Row numbers, ascending and spread over the table, with at most `max_bytes` of text; all rows if they fit."""
     import numpy as np
+    import pyarrow.compute as pc
 
-    whole = text_bytes(table)
+    whole, num_rows = text_bytes(table), table.num_rows
     if max_bytes is None or whole <= max_bytes:
-        return table
-    part = table.take(np.arange(0, table.num_rows, -(-whole // max_bytes)))
-    lengths = np.cumsum([len(text.encode()) for text in part["text"].to_pylist()])
-    return part.slice(0, int(np.searchsorted(lengths, max_bytes, side="right")))
+        return np.arange(num_rows)
+    wanted = num_rows * max_bytes // whole
+    rows = np.arange(wanted) * num_rows // max(1, wanted)
+    ends = np.cumsum(pc.binary_length(table["text"]).to_numpy()[rows])
+    return rows[: int(np.searchsorted(ends, max_bytes, side="right"))]
 
 
 def _download(folder: Path, names: tuple[str, ...]) -> Path:

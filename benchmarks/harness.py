@@ -26,7 +26,22 @@ from benchmarks.child import peak_rss_bytes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("pretrain-assets", "pylance", "lancedb", "pyarrow", "numpy", "tiktoken", "xxhash", "ray", "geneva", "torch")
+PACKAGES = (
+    *(
+        "pretrain-assets",
+        "pylance",
+        "lancedb",
+        "pyarrow",
+        "numpy",
+        "numba",
+        "tiktoken",
+        "xxhash",
+        "ray",
+        "geneva",
+        "torch",
+    ),
+    *("transformers", "tokenizers", "fastokens", "datasketch", "rensa", "datatrove", "spacy"),
+)
 SAMPLE_SECONDS = 0.5
 LOAD_AT_START = os.getloadavg()
 """Of the whole machine: near 0 when nothing else was at work."""
@@ -290,12 +305,14 @@ def table(document: Mapping[str, Any]) -> str:
     if any("rounds_seconds" in value for value in cases.values()):
         lines.append(
             f"{'median of rounds':<30}{'seconds':>10}{'cpu s':>9}{'peak MB':>9}{'sum of peaks':>14}{'wrote MB':>10}"
+            + ("   MB/cpu s" if any("mb_per_cpu_second" in value for value in cases.values()) else "")
         )
     for key, value in cases.items():
         if "rounds_seconds" in value:
             lines.append(
                 f"{key:<30}{value['seconds']:>10.3f}{value['cpu_seconds']:>9.2f}{value['peak_pss_bytes'] / 1e6:>9.0f}"
                 f"{value['sum_of_peaks_bytes'] / 1e6:>14.0f}{value['bytes_written'] / 1e6:>10.1f}"
+                + (f"{value['mb_per_cpu_second']:>11.1f}" if "mb_per_cpu_second" in value else "")
             )
     for key, value in document["measurements"].items():
         if key not in cases or "rounds_seconds" not in value:

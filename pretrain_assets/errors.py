@@ -12,7 +12,9 @@
     ├── ColumnError                      a row that a stage's function cannot compute, or values of another type
     ├── WorkerError                      worker processes that die at the same work again and again, or do not meet
     ├── DataIdentityError                a checkpoint and the data it is asked to go on with are not the same
+    ├── StorageError                     a run's folder cannot be read or written: full, read-only, gone, no answer
     ├── CheckpointError                  a checkpoint cannot be written or read
+    │   └── ReplacedError                a run that goes on has put a newer one in its place
     └── DivergenceError                  a loss or gradient is not finite; names the step and its documents
 
 Each message says what was wrong, the value, the file or row it came from, and what to do next.
@@ -67,8 +69,16 @@ class DataIdentityError(PretrainError):
     """The data offered differs from the data a checkpoint was trained on."""
 
 
+class StorageError(PretrainError):
+    """The folder of a run cannot be read or written: full, read-only, gone, or an object store that does not answer."""
+
+
 class CheckpointError(PretrainError):
     """A checkpoint cannot be written or read."""
+
+
+class ReplacedError(CheckpointError):
+    """A checkpoint was there, until the run that goes on put a newer one in its place."""
 
 
 class DivergenceError(PretrainError):

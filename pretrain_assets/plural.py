@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """The number with thousands separated, and the noun in the plural unless it is 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str, spec: str = ",") -> str:
+    """The number as `format` writes it, and the noun in the plural unless that is 1."""
+    text = format(number, spec)
+    return f"{text} {noun}{'' if text == '1' else 's'}"

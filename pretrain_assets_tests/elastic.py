@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain_assets.config import RunSpec, override, to_dict
+from pretrain_assets.config import RunSpec, override
 from pretrain_assets.errors import CheckpointError
 from pretrain_assets.launch.contract import read_spec, write_spec
 from pretrain_assets.launch.local import torchrun_argv
@@ -27,7 +27,7 @@ from pretrain_assets.train.run import run
 from pretrain_assets.train.saver import Saver
 from pretrain_assets.train.state import capture, restore
 from pretrain_assets_tests.ranks import blocks_of
-from pretrain_assets_tests.runs import RECIPE, TOKENIZER
+from pretrain_assets_tests.runs import RECIPE, TOKENIZER, passport_of
 
 SMALL: dict[str, Any] = {"model.n_embd": 6, "execution.keep_last": 9}
 """Too few rows for four equal parts: 2, 2, 2 and none of its weights, 5, 5, 5 and 3 of its fused queries."""
@@ -92,8 +92,7 @@ class Ranks:
 
     def save(self, engine: Engine, step: int, saver: Saver | None = None) -> None:
         """Save and wait for it."""
-        recipe = to_dict(override(RECIPE, SMALL))
-        passport = {"recipe": recipe, "tokenizer": to_dict(TOKENIZER)} if self.world.is_main else None
+        passport = passport_of(step, override(RECIPE, SMALL)) if self.world.is_main else None
         saver = saver or self.saver
         saver.save(step, capture(engine), passport)
         saver.wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pretrain_assets.config import (
     TokenizerIdentity,
     TrainConfig,
     override,
+    to_dict,
 )
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.launch.local import torchrun_argv
@@ -95,6 +98,31 @@ def spec_in(database: str, run_dir: str, **changes: Any) -> RunSpec:
         "run_dir": run_dir,
     }
     return RunSpec(**(values | spec_changes))
+
+
+def passport_of(step: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
+    """A passport with every field that is read of one, for checkpoints that no run made."""
+    return {
+        **dict.fromkeys(("pin", "table_id", "tag", "filter", "held_out_filter", "code_version"), "table@1"),
+        **dict.fromkeys(("version", "seed", "num_splits", "seq_len", "global_batch_tokens", "epoch", "tokens_seen"), 1),
+        "identity": {},
+        "tokenizer": to_dict(TOKENIZER),
+        "step": step,
+        "budget": {"total_steps": 9},
+        "ledger": {},
+        "recipe": to_dict(recipe),
+    }
+
+
+@contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    """Writes past this size fail with an OSError, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def drive(spec: RunSpec, deed: str, at: int, tmp_path: Path) -> int:

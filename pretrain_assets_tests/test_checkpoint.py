@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import resource
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
 
 from pretrain_assets.config import ExecutionConfig, RunSpec, override, to_dict
-from pretrain_assets.errors import CheckpointError, ConfigError
-from pretrain_assets.forensics.checkpoints import find_checkpoint
+from pretrain_assets.errors import CheckpointError, ConfigError, ReplacedError
+from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint, with_checkpoint
+from pretrain_assets.launch import contract
 from pretrain_assets.launch.contract import finished_result, read_result, write_result, write_spec
 from pretrain_assets.train import checkpoint, loop
 from pretrain_assets.train.engine import Engine
@@ -41,6 +40,8 @@ from pretrain_assets_tests.runs import (
     eventually,
     losses,
     make_database,
+    no_file_larger_than,
+    passport_of,
     spec_in,
 )
 
@@ -71,14 +72,14 @@ def folder_of(run_dir: str | Path, step: int) -> Path:
 def save_engine(engine: Engine, run_dir: str | Path, step: int) -> Path:
     recipe = override(RECIPE, {"model.n_layer": engine.model.config.n_layer})
     saver = Saver(str(run_dir), ONE, engine.execution)
-    saver.save(step, capture(engine), {"recipe": to_dict(recipe), "tokenizer": to_dict(TOKENIZER)})
+    saver.save(step, capture(engine), passport_of(step, recipe))
     saver.wait()
     return folder_of(run_dir, step)
 
 
 def save_tiny(run_dir: Path, step: int, **execution: Any) -> Path:
     saver = Saver(str(run_dir), ONE, ExecutionConfig(**{"keep_last": 9} | execution))
-    saver.save(step, {"model": {"w": Piece(torch.arange(100_000.0) + step, (0,))}}, {"step": step})
+    saver.save(step, {"model": {"w": Piece(torch.arange(100_000.0) + step, (0,))}}, passport_of(step))
     saver.wait()
     return folder_of(run_dir, step)
 
@@ -270,16 +271,187 @@ def test_a_folder_is_no_marker_and_is_replaced(tmp_path):
     assert checkpoint.newest(str(tmp_path)) == 2
 
 
+def commit(run_dir: Path, step: int, **texts: str) -> Path:
+    """A checkpoint of a passport and whatever else, without an engine."""
+    named = {"passport.json": texts["passport"], "model-1.safetensors": "weights"}
+    facts = {name: checkpoint.write_file(str(run_dir), step, name, [text.encode()]) for name, text in named.items()}
+    checkpoint.commit(str(run_dir), step, facts)
+    return folder_of(run_dir, step)
+
+
 @pytest.mark.parametrize("passport", ['["a list"]', "null", "{"])
 def test_a_checkpoint_whose_passport_is_no_object_is_skipped(passport, tmp_path):
     save_tiny(tmp_path, 1)
-    facts = {
-        name: checkpoint.write_file(str(tmp_path), 2, name, [text.encode()])
-        for name, text in {"passport.json": passport, "model-1.safetensors": "weights"}.items()
-    }
-    checkpoint.commit(str(tmp_path), 2, facts)
-    assert "is not a JSON object" in checkpoint.find_fault(folder_of(tmp_path, 2))
+    assert "is not a JSON object" in checkpoint.find_fault(commit(tmp_path, 2, passport=passport))
     assert checkpoint.newest(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        *[(name, None, f"lacks {name}") for name in ("recipe", "identity", "epoch", "step", "pin", "tokenizer")],
+        *[(name, None, f"lacks {name}") for name in ("recipe.model", "recipe.train.optimizer", "budget.total_steps")],
+        *[("epoch", value, f"has epoch={value!r}, which is no int") for value in ("1", 1.0, True, [])],
+        ("recipe", "gpt2_124m", "has recipe='gpt2_124m', which is no dict"),
+        ("pin", "table", "has no usable pin: Not a pin: 'table'"),
+    ],
+)
+def test_a_checkpoint_whose_passport_lacks_what_is_read_of_it_is_skipped(path, value, said, tmp_path):
+    save_tiny(tmp_path, 1)
+    passport: dict[str, Any] = passport_of(2)
+    *groups, last = path.split(".")
+    inner = passport
+    for group in groups:
+        inner = inner[group]
+    inner.pop(last) if value is None else inner.update({last: value})
+    fault = checkpoint.find_fault(commit(tmp_path, 2, passport=json.dumps(passport)))
+    assert f"step_00000002/passport.json {said}" in fault and "remove its folder" in fault
+    assert checkpoint.newest(str(tmp_path)) == 1
+
+
+def test_a_checkpoint_in_the_folder_of_another_step_is_skipped(tmp_path, caplog):
+    save_tiny(tmp_path, 20)
+    save_tiny(tmp_path, 39).rename(folder_of(tmp_path, 30))
+    assert checkpoint.newest(str(tmp_path)) == 20
+    assert "step_00000030: it is the checkpoint of step 39 in the folder of another step" in caplog.text
+
+
+Spoil = Callable[[dict[str, torch.Tensor], dict[str, str]], object]
+
+
+def spoil(folder: Path, kind: str, change: Spoil) -> None:
+    """Change tensors and header of a file of an engine's checkpoint; the marker then says that all is well."""
+    path = folder / f"{kind}-00001-of-00001.safetensors"
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    tensors = load_file(path)
+    change(tensors, header)
+    save_file(tensors, path, metadata=header)
+
+
+def rename(old: str, new: str) -> Spoil:
+    def change(tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
+        tensors[new] = tensors.pop(old)
+        header["DCP_SHARDING_INFO"] = header["DCP_SHARDING_INFO"].replace(json.dumps(old), json.dumps(new))
+
+    return change
+
+
+def convert(name: str, to: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    return lambda tensors, header: tensors.update({name: to(tensors[name])})
+
+
+def shard(text: str) -> Spoil:
+    return lambda tensors, header: header.update(DCP_SHARDING_INFO=text)
+
+
+NORM = "norm.weight"
+FILES = {kind: f"{kind}-00001-of-00001.safetensors" for kind in ("model", "optimizer")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("model", rename(NORM, "norm.wieght"), "holds another model: it also has norm.wieght"),
+        ("model", convert(NORM, torch.Tensor.int), "it holds norm.weight as torch.int32, not in floating point"),
+        ("model", convert(NORM, lambda x: x[:5].clone()), "does not fit: .*Size mismatch"),
+        *[
+            (kind, shard(text), f"cannot be read: {FILES[kind]}: {said}")
+            for kind in FILES
+            for text, said in {
+                "{": "its header: Expecting property name",
+                "[]": ".*list indices must be",
+                "{}": ".* is missing",
+                json.dumps({}): ".* is missing",
+            }.items()
+        ],
+        ("model", shard('{"norm.weight": {"saved_offsets": [-1]}}'), f"cannot be read: {FILES['model']}: "),
+        ("model", lambda tensors, header: header.pop("DCP_SHARDING_INFO"), "'DCP_SHARDING_INFO' is missing"),
+        (
+            "optimizer",
+            rename(f"{NORM}|exp_avg", f"{NORM}|mean"),
+            f"another optimizer's state of {NORM}, by its exp_avg, m",
+        ),
+        ("optimizer", rename(f"{NORM}|exp_avg", "more|exp_avg"), "the optimizer of another model; they differ in more"),
+        ("optimizer", convert(f"{NORM}|exp_avg", torch.Tensor.int), rf"holds {NORM}\|exp_avg as torch.int32"),
+        ("optimizer", convert(f"{NORM}|exp_avg", lambda x: x[:5].clone()), rf"{NORM}\|exp_avg of shape \(5,\)"),
+        ("optimizer", convert("generator|cpu", lambda x: x[:9].clone()), r"generator\|cpu is no state of a generator"),
+        ("optimizer", convert("generator|cpu", torch.Tensor.float), r"generator\|cpu is no state of a generator"),
+        ("optimizer", lambda tensors, header: tensors.clear(), "holds no state of an optimizer"),
+    ],
+)
+def test_damaged_headers_and_tensors_are_named(kind, change, said, tmp_path, trained_engine):
+    folder = tmp_path / "step_00000001"
+    shutil.copytree(trained_engine, folder)
+    spoil(folder, kind, change)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        restore(folder, engine_of({}))
+    assert str(folder) in str(caught.value)
+    if kind == "model":
+        with pytest.raises(CheckpointError, match=said):
+            load_model(folder)
+
+
+@pytest.fixture(scope="module")
+def trained_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of an engine."""
+    engine = engine_of({})
+    train(engine, 1)
+    return save_engine(engine, tmp_path_factory.mktemp("trained"), 1)
+
+
+def test_a_checkpoint_of_another_kind_of_device_has_no_generator_for_this_one(tmp_path, trained_engine):
+    shutil.copytree(trained_engine, tmp_path / "step_00000001")
+    spoil(tmp_path / "step_00000001", "optimizer", lambda tensors, header: tensors.pop("generator|cpu"))
+    restore(tmp_path / "step_00000001", engine_of({}))
+
+
+# --- read while a run goes on -----------------------------------------------------------------------------------------
+
+
+def test_the_newest_is_found_while_a_run_replaces_what_is_looked_at(tmp_path, monkeypatch, caplog):
+    save_tiny(tmp_path, 1)
+    sha256, waiting = checkpoint._sha256, [2, 3]
+
+    def meanwhile(path: Path) -> str:
+        if waiting:
+            save_tiny(tmp_path, waiting.pop(0), keep_last=1)
+        return sha256(path)
+
+    monkeypatch.setattr(checkpoint, "_sha256", meanwhile)
+    assert checkpoint.newest(str(tmp_path)) == 3 and caplog.messages == []
+
+
+def test_what_is_replaced_while_it_is_used_is_taken_anew_where_the_newest_was_asked_for(tmp_path):
+    save_tiny(tmp_path / "run", 1)
+    used: list[int] = []
+
+    def use(found: Checkpoint) -> str:
+        used.append(found.step)
+        with checkpoint.open_checkpoint(found.run_dir, found.step) as folder:
+            if found.step < 3:
+                save_tiny(tmp_path / "run", found.step + 1, keep_last=1)
+            return ", ".join(stored(folder))
+
+    found, names = with_checkpoint(f"{tmp_path}/run", "", use)
+    assert (used, found.step, names) == ([1, 2, 3], 3, "w")
+    save_tiny(tmp_path / "run", 2, keep_last=2)
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 2; it has: 3"):
+        with_checkpoint(str(folder_of(tmp_path / "run", 2)), "", use)
+
+
+def test_a_checkpoint_that_is_gone_has_no_digest_nor_passport(tmp_path):
+    folder = save_tiny(tmp_path, 1)
+    whole = checkpoint.digest(folder)
+    assert len(whole) == 16
+    for name, read in {"COMPLETE": checkpoint.digest, "passport.json": checkpoint.read_passport}.items():
+        (folder / name).unlink()
+        with pytest.raises(
+            ReplacedError, match="step_00000001 was replaced by a newer one .* run the same command again"
+        ):
+            read(folder)
+    with pytest.raises(ReplacedError), checkpoint.open_checkpoint(str(tmp_path), 1):
+        pass
 
 
 def test_only_files_that_the_marker_names_are_read(tmp_path):
@@ -363,17 +535,6 @@ def test_a_result_without_its_checkpoint_is_not_done(make_spec):
     Path(spec.run_dir, "result.json").write_text("{")  # and a damaged result counts as none
     assert run(spec) == 0
     assert read_result(spec.run_dir)["digest"] == digest
-
-
-@contextmanager
-def no_file_larger_than(num_bytes: int) -> Iterator[None]:
-    """Writes past this size fail with an OSError, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_reported_and_leaves_the_earlier_checkpoint(tmp_path):
@@ -489,6 +650,7 @@ def test_checkpoints_live_on_s3_too(s3, caplog, monkeypatch):
     assert train(again, 4) == train(engine, 4)
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="step_00000004: rank 0: not today"):
+        patch.setattr(contract, "PATIENCE_SECONDS", 0.0)
         patch.setattr(checkpoint, "commit", not_today)
         save_engine(engine, run_dir, 4)
     fs, path = checkpoint.filesystem(checkpoint.checkpoint_uri(run_dir, 3))

@@ -63,25 +63,29 @@ def test_override_changes_dotted_settings_and_only_them() -> None:
             {"nonsense": 1},
             "Recipe has no setting 'nonsense'. Known: name, model, data, train, execution, loader, sample_prompt.",
         ),
-        ({"data.seq_len": "128"}, "data.seq_len='128' must be int, not str"),
-        ({"data.seq_len": True}, "data.seq_len=True must be int, not bool"),
-        ({"data.seq_len": 128.0}, "data.seq_len=128.0 must be int, not float"),
-        ({"execution.compile": 1}, "execution.compile=1 must be bool, not int"),
-        ({"train.learning_rate": True}, "train.learning_rate=True must be float, not bool"),
-        ({"train.max_steps": "9"}, "train.max_steps='9' must be int, not str"),
-        ({"data": 3}, "data must be a mapping of settings, not int"),
-        ({"data.seq_len": 1}, "seq_len=1 cannot work: use at least 2"),
-        ({"model.n_embd": 65}, "n_embd=65 cannot work: must be a multiple of n_head=4"),
-        ({"model.dropout": 1.0}, "dropout=1.0 cannot work"),
-        ({"train.learning_rate": 0.0}, "learning_rate=0.0 cannot work: use a positive number"),
-        ({"train.learning_rate": 1e38}, "learning_rate=1e+38 cannot work: use a positive number, at most 1e+30"),
-        ({"train.warmup_steps": 10**20}, "warmup_steps=100000000000000000000 cannot work: use 0 to 999,999,999"),
-        ({"train.init_seed": -5}, "init_seed=-5 cannot work: use an integer from 0"),
-        ({"model.n_embd": 10**12}, "n_embd=1000000000000 cannot work: use 1 to 999,999,999"),
+        ({"data.seq_len": "128"}, "data.seq_len='128' must be a whole number, not text"),
+        ({"data.seq_len": True}, "data.seq_len=True must be a whole number, not true or false"),
+        ({"data.seq_len": 128.0}, "data.seq_len=128.0 must be a whole number, not a decimal number"),
+        ({"execution.compile": 1}, "execution.compile=1 must be true or false, not a whole number"),
+        ({"train.learning_rate": True}, "train.learning_rate=True must be a number, not true or false"),
+        ({"train.learning_rate": None}, "train.learning_rate=None must be a number, not null"),
+        ({"train.max_steps": "9"}, "train.max_steps='9' must be a whole number or null, not text"),
+        ({"sample_prompt": 5}, 'sample_prompt=5 must be text, not a whole number; write it in "quotes"'),
+        ({"data": 3}, "data must be a mapping of settings, not a whole number"),
+        ({"data.seq_len": 1}, "data.seq_len=1 cannot work: use at least 2"),
+        ({"model.n_embd": 65}, "model.n_embd=65 cannot work: must be a multiple of n_head=4"),
+        ({"model.dropout": 1.0}, "model.dropout=1.0 cannot work"),
+        ({"train.max_steps": 0}, "train.max_steps=0 cannot work: use 1 to 999,999,999"),
+        ({"train.learning_rate": 0.0}, "train.learning_rate=0.0 cannot work: use a positive number"),
+        ({"train.learning_rate": math.nan}, "train.learning_rate=nan cannot work: use a positive number"),
+        ({"train.learning_rate": 1e38}, "train.learning_rate=1e+38 cannot work: use a positive number, at most 1e+30"),
+        ({"train.warmup_steps": 10**20}, "train.warmup_steps=100000000000000000000 cannot work: use 0 to 999,999,999"),
+        ({"train.init_seed": -5}, "train.init_seed=-5 cannot work: use an integer from 0"),
+        ({"model.n_embd": 10**12}, "model.n_embd=1000000000000 cannot work: use 1 to 999,999,999"),
         ({"data.mixture": "[{name: a}]"}, "must be a list; check the quotes and brackets of its JSON"),
         ({"data.mixture": [{**WIKI, "wieght": 1}]}, "data.mixture[0] has no setting 'wieght'. Did you mean 'weight'?"),
         ({"data.mixture": [{"name": "wiki"}]}, "data.mixture[0] lacks required settings: predicate, weight"),
-        ({"data.mixture": [WIKI, {**WIKI, "weight": "1"}]}, "data.mixture[1].weight='1' must be float, not str"),
+        ({"data.mixture": [WIKI, {**WIKI, "weight": "1"}]}, "data.mixture[1].weight='1' must be a number, not text"),
         ({"data.mixture": [{**WIKI, "weight": 0}]}, "weight of wiki=0.0 cannot work: use a positive number"),
         ({"data.mixture": [{**WIKI, "weight": math.inf}]}, "weight of wiki=inf cannot work: use a positive number"),
         ({"data.mixture": [{**WIKI, "name": "a b"}]}, "mixture name 'a b' cannot work"),
@@ -102,7 +106,7 @@ def test_a_setting_that_cannot_work_is_refused(changes: dict[str, Any], message:
     [
         (Recipe, {"name": "x"}, "Recipe lacks required settings: model, data, train"),
         (IngestConfig, {"sources": "bundled"}, "sources='bundled' must be a list"),
-        (IngestConfig, {"sources": [1]}, "sources[0]=1 must be str, not int"),
+        (IngestConfig, {"sources": [1]}, "sources[0]=1 must be text, not a whole number"),
         (IngestConfig, {"sources": []}, "name at least one source"),
         (IngestConfig, {"on_bad_row": "drop"}, "on_bad_row='drop' is not one of 'raise', 'skip'"),
         (config.DedupConfig, {"batch_bytes": 0}, "batch_bytes=0 cannot work: use at least 1024"),
@@ -136,6 +140,42 @@ def test_identity_holds_the_data_and_nothing_of_the_machine() -> None:
         "eos_id": 256,
         "pad_id": 257,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("train.max_steps=null", None),
+        ("train.max_steps=None", None),
+        ("train.max_steps=none", None),
+        ("model.document_mask=true", True),
+        ("model.document_mask=True", True),
+        ("execution.compile=FALSE", False),
+        ("train.grad_clip=inf", math.inf),
+        ("train.grad_clip=Infinity", math.inf),
+        ("train.learning_rate=7e-3", 7e-3),
+        ("data.filter=true AND id > 3", "true AND id > 3"),
+        ('sample_prompt="None"', "None"),
+    ],
+)
+def test_a_change_may_be_spelled_as_in_json_or_as_in_python(text: str, value: Any) -> None:
+    name, found = parse_change(text)
+    assert found == value and type(found) is type(value)
+    group, _, setting = name.rpartition(".")
+    recipe = override(recipes.demo(), {name: found})
+    assert getattr(getattr(recipe, group) if group else recipe, setting) == value
+
+
+def test_nan_and_null_are_refused_where_nothing_can_come_of_them() -> None:
+    for text in ("train.grad_clip=nan", "train.grad_clip=NaN", "train.weight_decay=inf", "train.beta1=nan"):
+        with pytest.raises(ConfigError, match=rf"{text.partition('=')[0]}=(nan|inf) cannot work"):
+            override(recipes.demo(), dict([parse_change(text)]))
+
+
+def test_how_a_run_is_executed_and_what_its_sample_continues_make_no_other_run() -> None:
+    same = {"sample_prompt": "Once", "execution.compile": True, "loader.io_threads": 3}
+    assert override(recipes.demo(), same).lasting == recipes.demo().lasting
+    assert override(recipes.demo(), {"train.max_steps": 41}).lasting != recipes.demo().lasting
 
 
 def test_a_mixture_from_the_command_line_is_part_of_the_identity() -> None:

@@ -10,6 +10,8 @@ import random
 import re
 import shutil
 import unicodedata
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ from pretrain_assets.curate.plain_words import APOSTROPHES, UNSPACED, letters, p
 from pretrain_assets.curate.words import text_bytes
 from pretrain_assets.errors import InputError
 from pretrain_assets.report.contamination_text import contamination_text
-from pretrain_assets.table.filler.spec import Worker
+from pretrain_assets.table.filler import fill
+from pretrain_assets.table.filler.spec import BatchFunction, Worker
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import find_record, tag_version
@@ -58,9 +61,15 @@ def write_set(path: Path, *items: str | dict[str, Any]) -> str:
 
 def search(texts: list[str | None], *eval_sets: str, **config: Any) -> list[Row]:
     """What the columns say of some texts."""
-    settings = ContaminationConfig(eval_sets=eval_sets, **config)
-    fingerprints = tuple(one.fingerprint for one in read_eval_sets(eval_sets))
-    function = searching(settings, fingerprints, Worker(num_threads=1, device="cpu"))
+    return _rows(_function(ContaminationConfig(eval_sets=eval_sets, **config)), texts)
+
+
+def _function(config: ContaminationConfig) -> BatchFunction:
+    fingerprints = tuple(one.fingerprint for one in read_eval_sets(config.eval_sets))
+    return searching(config, fingerprints, Worker(num_threads=1, device="cpu"))
+
+
+def _rows(function: BatchFunction, texts: list[str | None]) -> list[Row]:
     arrays = function(pa.record_batch([pa.array(texts, pa.string())], names=["text"]))
     return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*(a.to_pylist() for a in arrays), strict=True)]
 
@@ -88,23 +97,30 @@ def in_python(text: str) -> list[str]:
     return "".join(parts).split()
 
 
-CHARACTERS = st.one_of(
-    st.sampled_from(
-        "abAB1 .,\n'-_\u00e9e\u0301\u00df\ufb01\u00bd\u3316\ufdfa\uac00\u1100\u1161\u304c\u0e01\u4e2d\U00020000"
-    ),
-    st.characters(exclude_categories=["Cs"], max_codepoint=0x1FFFF),
-)
+PIECES = "abAB1 .,\n'-_\u00e9e\u0301\u00df\ufb01\u00bd\u3316\ufdfa\uac00\u1100\u1161\u304c\u0e01\u4e2d\U00020000"
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.lists(st.lists(CHARACTERS, max_size=12).map("".join), max_size=4))
-def test_words_are_those_of_the_written_policy(texts: list[str]) -> None:
+def check_words(texts: list[str]) -> None:
+    """The words are those of the written policy: as many, equal where they are equal, and otherwise not."""
     expected = [in_python(text) for text in texts]
-    spelled = [word for words in expected for word in words]
-    alone = dict(zip(spelled, words_of(spelled), strict=True))
-    assert all(len(hashes) == 1 for hashes in alone.values())
-    assert words_of(texts) == [[alone[word][0] for word in words] for words in expected]
-    assert len({hashes[0] for hashes in alone.values()}) == len(alone)
+    spelled = sorted({word for words in expected for word in words})
+    alone = words_of(spelled)
+    assert all(len(hashes) == 1 for hashes in alone)
+    hash_of = {word: hashes[0] for word, hashes in zip(spelled, alone, strict=True)}
+    assert words_of(texts) == [[hash_of[word] for word in words] for words in expected]
+    assert len(set(hash_of.values())) == len(spelled)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(PIECES, max_size=12), max_size=4))
+def test_words_are_those_of_the_written_policy(texts: list[str]) -> None:
+    check_words(texts)
+
+
+def test_every_character_counts_as_the_policy_says() -> None:
+    codes = [code for code in range(0x20000) if not 0xD800 <= code < 0xE000]
+    check_words(["".join(map(chr, codes[at : at + 61])) for at in range(0, len(codes), 61)])
+    check_words([f"a{chr(code)}b" for code in codes[:0x3100] if unicodedata.category(chr(code))[0] != "L"])
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +137,9 @@ def gsm8k() -> list[dict[str, str]]:
     return [json.loads(line) for line in lines]
 
 
-def test_no_false_alarm_on_the_bundled_corpus(pages: list[str]) -> None:
+def test_no_false_alarm_on_the_bundled_corpus(pages: list[str], bundled: Callable[[list[str]], list[Row]]) -> None:
     assert len(pages) == 4361
-    rows = search(list(pages), "bundled")
+    rows = bundled(pages)
     assert [row for row in rows if row["contaminated"]] == []
     assert sum(row["contamination_overlap"] > 0 for row in rows) == 0
 
@@ -136,10 +152,20 @@ def reset(text: str) -> str:
     return re.sub(r"\s+", lambda match: spaces[match.start() % 4], turned)
 
 
+@pytest.fixture(scope="module")
+def bundled() -> Callable[[list[str | None]], list[Row]]:
+    """`search` for the bundled set, its index made once."""
+    return partial(_rows, _function(ContaminationConfig()))
+
+
 @pytest.mark.parametrize("change", [str, str.upper, reset])
 @pytest.mark.parametrize("fields", [("question", "answer"), ("question",), ("answer",)])
 def test_planted_items_are_all_found_where_they_stand(
-    pages: list[str], gsm8k: list[dict[str, str]], change: Any, fields: tuple[str, ...]
+    pages: list[str],
+    gsm8k: list[dict[str, str]],
+    bundled: Callable[[list[str | None]], list[Row]],
+    change: Any,
+    fields: tuple[str, ...],
 ) -> None:
     random.seed(len(fields))
     hosts = [page for page in pages if len(page) > 3000]
@@ -149,9 +175,8 @@ def test_planted_items_are_all_found_where_they_stand(
         cut = page.index(" ", random.randrange(len(page) - 100))
         text = change(" ".join(item[field] for field in fields))
         planted.append(f"{page[:cut]}\n\n{text}\n\n{page[cut:]}")
-        longer = max((item[field] for field in fields), key=lambda text: len(in_python(text)))
-        spans.append(re.sub(r"^\W+|\W+$", "", change(longer)) if len(fields) == 1 else "")
-    rows = search(planted, "bundled")
+        spans.append(re.sub(r"^\W+|\W+$", "", text))
+    rows = bundled(planted)
     assert [row["contamination_item"] for row in rows] == [f"gsm8k_test_300/{n}" for n in range(1, 301)]
     assert all(row["contaminated"] and row["contamination_overlap"] == 1 for row in rows)
     found = [str(t)[r["contamination_start"] : r["contamination_stop"]] for t, r in zip(planted, rows, strict=True)]
@@ -317,8 +342,10 @@ def test_items_across_the_chunks_of_a_document(tmp_path: Path, offset: int) -> N
         assert (row["contamination_start"], row["contamination_stop"]) == (2 * before, 2 * before + len(TEXT))
 
 
-@pytest.mark.parametrize("batches", [1, 3, 20])
-def test_batches_give_the_columns_of_one_batch(tmp_path: Path, batches: int) -> None:
+@pytest.mark.parametrize(("batches", "killed"), [(1, False), (3, True), (20, False)])
+def test_batches_give_the_columns_of_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int, killed: bool
+) -> None:
     exam = write_set(tmp_path / "exam.jsonl", TEXT, "why is the sky above the desert blue")
     short = "why is the sky above the desert"
     texts = [f"page {n} {TEXT[: 4 * n]} {short} {'red' if n % 9 else 'blue'}" for n in range(40)]
@@ -327,12 +354,20 @@ def test_batches_give_the_columns_of_one_batch(tmp_path: Path, batches: int) -> 
     run(location, exam, batch_bytes=1024)
     for start in range(size, len(texts), size):
         append(location, texts[start : start + size])
+        if killed:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(fill, "_commit", _killed)
+                run(location, exam, batch_bytes=1024)
         assert run(location, exam, batch_bytes=1024).record.rows == min(size, len(texts) - start)
     expected = search(list(texts), exam)
     assert {name: values(location, name) for name in COLUMNS} == {
         name: [row[name] for row in expected] for name in COLUMNS
     }
     assert 0 < sum(row["contaminated"] for row in expected) < len(texts)
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_sets_of_the_same_content_recompute_nothing_and_others_everything(tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ def first_rows(texts: list[str]) -> list[int | None]:
     return [None if named == row else named for row, named in enumerate(found)]
 
 
-@pytest.mark.parametrize(("batches", "memory_bytes"), [(1, 1 << 20), (1, 0), (3, 0), (20, 1 << 20), (20, 2000)])
+@pytest.mark.parametrize(
+    ("batches", "memory_bytes"),
+    [(1, 1 << 20), (1, 0), (3, 0), (20, 2000), pytest.param(20, 1 << 20, marks=pytest.mark.slow)],
+)
 def test_field_27_batches_give_the_columns_of_one_batch(
     tmp_path: Path, texts: list[str], batches: int, memory_bytes: int
 ) -> None:
@@ -198,6 +201,19 @@ def test_a_table_of_before_dup_of_gets_it_without_hashing_again(tmp_path: Path, 
     assert run(location).record.ledger["in"] == 400
     assert values(location, "dup_of") == first_rows(texts)
     assert files_with(location, "content_hash") == hashes
+
+
+def test_hashes_made_otherwise_are_made_anew_and_so_is_what_was_compared_by_them(tmp_path: Path) -> None:
+    location = make_table(tmp_path, ["a", "b", "a"])
+    run(location)
+    before = {name: files_with(location, name) for name in ("content_hash", "is_dup")}
+    spec = stage(DedupConfig())
+    (field,) = spec.groups[0].outputs
+    otherwise = pa.schema([field.with_metadata({**field.metadata, b"pretrain.code_version": b"2"})])
+    changed = replace(spec, groups=(replace(spec.groups[0], outputs=otherwise), spec.groups[1]), code_version="2")
+    assert filler.fill(location, changed, input_pin=newest(location)).record.rows == 3
+    assert all(not set(files_with(location, name)) & set(files) for name, files in before.items())
+    assert values(location, "dup_of") == [None, None, 0]
 
 
 def files_with(location: Location, column: str) -> list[str]:

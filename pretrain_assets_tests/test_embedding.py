@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +376,39 @@ def test_the_verbs(tmp_path: Path, static: str, graded: str, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["parameters"]["dims"] == 3
     cli.main([*base, "score", "edu", graded], standalone_mode=False)
     assert "model_scored_edu-v3: 2 rows" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_assets(tmp_path: Path, static: str, graded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dagster as dg
+
+    from pretrain_assets.assets.embedded import embedded, model_scored
+    from pretrain_assets.assets.keys import EMBEDDED, MODEL_SCORED
+    from pretrain_assets.assets.resources import default_resources
+    from pretrain_assets.config import TokenizeConfig
+    from pretrain_assets.table.versions import tag_version
+    from pretrain_assets.tokenize.columns import tokenize
+
+    monkeypatch.setenv("PRETRAIN_DATABASE_URI", str(tmp_path / "db"))
+    location = make_table(tmp_path / "db", TEXTS)
+    record = tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=newest(location)).record
+    tag_version(open_dataset(location), replace(record, stage="decontaminated"))  # which model_scored reads
+
+    def materialize(**config: Any) -> dg.ExecuteInProcessResult:
+        run_config = {"ops": {f"corpus__{name}": {"config": values} for name, values in config.items()}}
+        assets = [asset for asset in (embedded, model_scored) if asset.key.path[-1] in config]
+        return dg.materialize(assets, resources=default_resources(), run_config=run_config, raise_on_error=False)
+
+    refused = materialize(embedded={})
+    assert not refused.success
+    (failure,) = refused.get_step_failure_events()
+    assert "give a directory, or the name of a model on the hub" in str(failure.event_specific_data)
+    done = materialize(
+        embedded={"model": static, "library": "model2vec"}, model_scored={"model": graded, "name": "edu"}
+    )
+    assert done.success
+    (check,) = done.get_asset_check_evaluations()
+    assert (check.check_name, check.passed) == ("unit_vectors", True)
+    for key, column in ((EMBEDDED, "embedding"), (MODEL_SCORED, "model_score_edu")):
+        (event,) = done.asset_materializations_for_node("__".join(key.path))
+        assert event.metadata["ledger"].value["in"] == 7 and column in open_dataset(location).schema.names

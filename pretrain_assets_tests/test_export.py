@@ -28,13 +28,14 @@ from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.cli import cli
 from pretrain_assets.config import ModelConfig, TokenizerIdentity
 from pretrain_assets.definitions import build_defs
-from pretrain_assets.errors import CheckpointError, ConfigError, TableError, TokenizerError
+from pretrain_assets.errors import CheckpointError, ConfigError, ReplacedError, TableError, TokenizerError
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.loader.exposure import exposures, times_seen
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.report.model_card import model_card
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import identified
 from pretrain_assets.tokenize import load_tokenizer
@@ -540,6 +541,24 @@ def test_an_export_that_fails_leaves_nothing_and_an_older_one_as_it_was(
     assert state_of(folder) == before and len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_checkpoint_replaced_while_it_is_exported_is_no_failure_to_write(
+    trained: tuple[Location, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = str(tmp_path / "run")
+    shutil.copytree(trained[1], run_dir)
+    load = exporting.load_model
+
+    def replaced(folder: Path) -> GPT:
+        checkpoint.discard(str(folder))
+        return load(folder)
+
+    monkeypatch.setattr(exporting, "load_model", replaced)
+    with pytest.raises(ReplacedError, match="step_00000014 was replaced by a newer one while it was read"):
+        export_to((trained[0], run_dir), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert "has no checkpoint of step 14" in str(pretrain((trained[0], run_dir), "export", code=1).exception)
+
+
 def test_on_an_object_store_half_an_export_is_no_model_and_is_finished_later(
     trained: tuple[Location, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,12 +627,21 @@ def test_lineage_names_the_data_and_what_became_of_it(trained: tuple[Location, s
         assert json.loads(file.metadata()["lineage"]) == lineage
 
 
-def test_the_card_is_one_that_the_hub_can_read(made: Export) -> None:
+def test_the_card_is_one_that_the_hub_can_read(trained: tuple[Location, str], made: Export) -> None:
     card = Path(made.uri, "README.md").read_text()
     assert card == made.card
     front, text = card.removeprefix("---\n").split("---\n", 1)
     assert "library_name: transformers" in front and "license" not in front
-    for fact in (made.lineage["pin"], made.lineage["filter"], "tokenized-v1", "not measured", f"{14:,} steps"):
+    model = load_model(checkpoint_of(trained))
+    exported = sum(value.numel() for value in to_theirs(model).values())
+    facts = (
+        *(made.lineage["pin"], made.lineage["filter"], "tokenized-v1"),
+        f"{exported:,}; in training {model.num_parameters:,}, with the vocabulary padded to 384 tokens",
+        f"14 steps, {made.lineage['tokens_seen']:,} tokens, {14 / made.lineage['steps_per_epoch']:.3g} epochs of "
+        f"{made.lineage['steps_per_epoch']} steps",
+        "not measured; `pretrain decontaminate`",
+    )
+    for fact in facts:
         assert fact in text, fact
     (row,) = (line for line in text.splitlines() if line.startswith(r"| books \| and \| pipes"))
     assert "unknown" in row and row.replace(r"\|", "").count("|") == 6
@@ -621,6 +649,37 @@ def test_the_card_is_one_that_the_hub_can_read(made: Export) -> None:
     masked = {**made.lineage, "recipe": {**made.lineage["recipe"], "model": {"document_mask": True}}}
     masked["recipe"]["model"] = {**made.lineage["recipe"]["model"], "document_mask": True}
     assert "attention is plain" in model_card(masked)
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "words"),
+    [
+        (8, 102, "8 of 102 steps, 8,192 tokens, 0.0784 epochs of 102 steps"),
+        (102, 102, "102 steps, 8,192 tokens, 1 epoch of 102 steps"),
+        (1, 1, "1 step, 8,192 tokens, 0.0098 epochs of 102 steps"),
+    ],
+)
+def test_the_card_says_how_much_of_an_epoch_it_was(made: Export, step: int, total: int, words: str) -> None:
+    seen = {"step": step, "total_steps": total, "tokens_seen": 8192, "steps_per_epoch": 102}
+    assert f" {words} " in model_card({**made.lineage, **seen})
+
+
+def test_contamination_is_counted_by_the_filter_where_the_version_knows_it(
+    trained: tuple[Location, str], made: Export, tmp_path: Path
+) -> None:
+    rows = lance.dataset(trained[0].uri).to_table(columns=["id", "input_ids", "n_tokens"])
+    flags = [None if i >= 73 else i in (3, 20, 44) for i in range(len(TEXTS))]  # row 20 is held out
+    parameters = {"eval_sets": [{"name": "mmlu"}, {"name": "gsm8k"}]}
+    making: dict[str, Any] = {"stage": "decontaminated", "code_version": "1", "parameters": parameters}
+    rows = rows.append_column(computed_field("contaminated", pa.bool_(), **making), pa.array(flags))
+    location = Location(database_uri=str(tmp_path))
+    lance.write_dataset(rows.cast(identified(rows.schema, "table")), location.uri)
+    found = provenance(location, checkpoint.read_passport(checkpoint_of(trained)), "digest")
+    documents = sum(i % 10 != 0 for i in range(len(TEXTS)))
+    counts = {"documents": documents, "contaminated": 2, "not_searched": 2}
+    assert found["contamination"] == {**counts, "eval_sets": ["mmlu", "gsm8k"]}
+    words = f"2 of {documents} training documents hold an item of the evaluation sets mmlu, gsm8k, and 2 were not searched"
+    assert words in model_card({**found, "dtype": "float32"})
 
 
 def test_code_of_the_card_runs(
@@ -670,6 +729,30 @@ def test_export_verb(
     found = json.loads(pretrain(trained, "export", "--out", "here", "--dtype", "bfloat16", "--json").stdout)
     assert found["uri"] == str(tmp_path / "here") and found["changed"] and (tmp_path / "here" / "README.md").exists()
     assert found["from"] == str(checkpoint_of(trained))
+
+
+def test_what_goes_with_a_folder_that_is_replaced_is_named_before(
+    trained: tuple[Location, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "here"
+    (place / "plots").mkdir(parents=True)
+    for number in range(6):
+        (place / f"note{number}.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="give --overwrite"):
+        export_to(trained, place)
+    assert len(list(place.iterdir())) == 7 and not caplog.messages
+    export_to(trained, place, overwrite=True)
+    assert caplog.messages == [
+        f"replacing {place} removes what no export put there (7): note0.txt, note1.txt, note2.txt, note3.txt, "
+        "note4.txt and 2 more"
+    ]
+    caplog.clear()
+    export_to(trained, place, overwrite=True, dtype="bfloat16")  # the files of the export itself are no news
+    assert not caplog.messages
+    (place / "mine.txt").touch()
+    (place / "config.json").unlink()
+    assert export_to(trained, place, dtype="bfloat16").changed
+    assert caplog.messages == [f"replacing {place} removes what no export put there (1): mine.txt"]
 
 
 def test_sample_verb_says_the_same_from_checkpoint_and_export(trained: tuple[Location, str], made: Export) -> None:

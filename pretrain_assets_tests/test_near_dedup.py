@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from pretrain_assets.curate import eda, folded_words, lsh, minhash, verify
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.near_dedup import near_dedup
 from pretrain_assets.errors import ConfigError, TableError
+from pretrain_assets.table.filler import columnread
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.verify import Finding, schema_matches
@@ -405,6 +408,49 @@ def test_a_deleted_survivor_is_as_if_it_had_never_been(tmp_path: Path, corpus: l
     run(fresh)
     for column in COLUMNS[1:]:
         assert values(location, column) == values(fresh, column)
+
+
+def test_an_exact_duplicate_that_became_the_first_is_judged(tmp_path: Path) -> None:
+    """Also when near duplicates were asked for between the deletion and the new `is_dup`."""
+    text = " ".join(words(100, 1))
+    location = make_table(tmp_path, [text + " a", text, "other", text])
+    run(location)
+    assert values(location, "near_dup_of") == [None, 0, None, None]
+    open_dataset(location).delete("id = 1")
+    near_dedup(location, DEFAULTS, input_pin=newest(location))
+    assert values(location, "near_dup_of") == [None, None, None]
+    assert run(location).changed
+    assert values(location, "near_dup_of") == [None, None, 0]
+    assert not run(location).changed
+
+
+@pytest.mark.parametrize("verify_by", ["estimate", "exact"])
+def test_columns_are_read_in_pieces(
+    tmp_path: Path, corpus: list[str], monkeypatch: pytest.MonkeyPatch, verify_by: str
+) -> None:
+    """Some rows at a time, of fragments with deleted rows and of files that are not committed yet."""
+    config = NearDedupConfig(verify=verify_by)  # type: ignore[arg-type]
+    whole, pieces = (make_table(tmp_path / name, corpus[:120]) for name in ("whole", "pieces"))
+    append(pieces, corpus[120:])
+    append(whole, corpus[120:])
+    run(whole, config)
+    sizes: list[int] = []
+    real = columnread.column_batches
+
+    def counted(dataset: Any, fragments: Any, column: pa.Field, **more: Any) -> Iterator[pa.Array]:
+        for piece in real(dataset, fragments, column, **more):
+            sizes.append(len(piece) if column.name == "minhash" else 0)
+            yield piece
+
+    monkeypatch.setattr(columnread, "column_batches", counted)
+    monkeypatch.setattr(columnread, "READ_BATCH_BYTES", 4480)
+    run(pieces, config)
+    assert 5 < max(sizes) <= 10 and sum(sizes) == len(corpus) * (2 if verify_by == "estimate" else 1)
+    for location in (whole, pieces):
+        open_dataset(location).delete("id IN (0, 5, 130, 199)")
+        run(location, config)
+    for column in COLUMNS:
+        assert values(pieces, column) == values(whole, column)
 
 
 def test_a_wrong_partner_is_found(tmp_path: Path) -> None:

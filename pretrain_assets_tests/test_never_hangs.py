@@ -20,7 +20,7 @@ import torch
 
 from pretrain_assets.cli import cli
 from pretrain_assets.cli import main as pretrain
-from pretrain_assets.config import RunSpec
+from pretrain_assets.config import RunSpec, override
 from pretrain_assets.errors import ConfigError, DivergenceError, FilterError, WorkerError
 from pretrain_assets.launch import local
 from pretrain_assets.launch.contract import read_result, write_spec
@@ -36,10 +36,11 @@ from pretrain_assets.train.liveness import watching
 from pretrain_assets.train.loop import Trainer
 from pretrain_assets.train.measure import Clock
 from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.preflight import check_memory
 from pretrain_assets.train.pulse import Beat
 from pretrain_assets.train.run import run
 from pretrain_assets.train.spikes import LEAST, Curve, Point, SpikeDetector
-from pretrain_assets_tests.runs import after, eventually, losses, make_database, spec_in
+from pretrain_assets_tests.runs import RECIPE, TOKENIZER, after, eventually, losses, make_database, spec_in
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +354,54 @@ def test_a_second_request_to_stop_does_not_cut_the_saving_short():
     local.stop(process)
     assert process.poll() == 75
     process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def evaluated_long(database: str, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    """A run whose evaluations ask twice each whether to stop: after steps 0, 3, 6 and 7."""
+    return long_evaluations(database, str(tmp_path_factory.mktemp("long")))
+
+
+def long_evaluations(database: str, run_dir: str) -> RunSpec:
+    changes = {"max_steps": 7, "eval_every": 3, "eval_blocks": 11}
+    return spec_in(
+        database, run_dir, execution__micro_batch_blocks=1, **{f"train__{name}": v for name, v in changes.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "step", "evaluated"),
+    [(1, 0, []), (5, 3, [0]), (7, 3, [0]), (10, 6, [0, 3]), (13, 7, [0, 3, 6]), (14, 7, [0, 3, 6])],
+)
+def test_a_request_to_stop_ends_an_evaluation_which_is_made_up_for(
+    evaluated_long, database, tmp_path, asked, step, evaluated
+):
+    """The first evaluation; before and in a later one; before and in the last."""
+    if read_result(evaluated_long.run_dir) is None:
+        assert run(evaluated_long) == 0
+    spec = long_evaluations(database, str(tmp_path / "run"))
+    assert run(spec, after(asked)) == 75
+    result = read_result(spec.run_dir)
+    assert (result["status"], result["step"]) == ("stopped", step)
+    assert [at for at, _ in losses(spec.run_dir)["val_loss"]] == evaluated
+    assert checkpoint.newest(spec.run_dir) == (step or None) and (result["checkpoint"] is None) == (step == 0)
+    assert run(spec) == 0
+    assert losses(spec.run_dir) == losses(evaluated_long.run_dir)
+    for name in ("digest", "passport"):
+        assert read_result(spec.run_dir)[name] == read_result(evaluated_long.run_dir)[name]
+
+
+def test_a_model_beyond_all_memory_is_refused_before_it_grows(make_spec, monkeypatch):
+    with pytest.raises(
+        ConfigError,
+        match=r"model.n_layer=100000000 and model.n_embd=32 .* 5,\d{3}\.\d GB, and this machine has [\d,]+\.\d GB of memory",
+    ):
+        check_memory(override(RECIPE, {"model.n_layer": 100_000_000}), TOKENIZER)
+    refused = ConfigError("too large")
+    monkeypatch.setattr("pretrain_assets.train.loop.check_memory", lambda *_: (_ for _ in ()).throw(refused))
+    monkeypatch.setattr("pretrain_assets.train.loop.Engine", None)  # which would be made afterwards
+    with pytest.raises(ConfigError, match="too large"):
+        run(make_spec())
 
 
 def test_a_spike_between_two_log_lines_is_recorded_and_warned_of(make_spec, monkeypatch, caplog):

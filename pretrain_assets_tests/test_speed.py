@@ -17,6 +17,7 @@ from pretrain_assets.config import ExecutionConfig, ModelConfig, TokenizerIdenti
 from pretrain_assets.errors import ConfigError, InputError
 from pretrain_assets.loader.sample import read_sample, write_sample
 from pretrain_assets.loader.stream import Batch, BlockLoader
+from pretrain_assets.plural import counted
 from pretrain_assets.train import model as model_module
 from pretrain_assets.train import pauses
 from pretrain_assets.train.attention import document_mask

@@ -131,7 +131,7 @@ def test_the_verb_prints_a_run_without_losses(make_spec, monkeypatch):
     spec = make_spec()
     result = {"status": "done", "val_loss": None, "data_wait": None, "checkpoint": "there"}
     record = SimpleNamespace(pin=spec.pin, tag=spec.tag)
-    monkeypatch.setattr("pretrain_assets.table.versions.find_record", lambda *_: record)
+    monkeypatch.setattr("pretrain_assets.cli.stages.on_table", lambda *_: (spec.recipe, record))
     monkeypatch.setattr("pretrain_assets.train.spec.make_spec", lambda *_: spec)
     monkeypatch.setattr("pretrain_assets.table.tags.protect_run", lambda *_: None)
     monkeypatch.setattr("pretrain_assets.launch.local.run_local", lambda *_: result)

@@ -19,7 +19,7 @@ def run_job(name: str, *, partition: str | None = None) -> None:
     """Run a job to its end.
 
     Raises:
-        PretrainError: a step failed; the message is the step's own.
+        PretrainError: a step failed, and the message is the step's own; or the job was stopped (SIGTERM, Ctrl-C).
     """
     os.environ.setdefault("DAGSTER_HOME", str(home()))
     home().mkdir(parents=True, exist_ok=True)
@@ -33,6 +33,11 @@ def run_job(name: str, *, partition: str | None = None) -> None:
     for event in result.all_events:
         if event.is_step_failure:
             data = event.step_failure_data
+            if data.error and data.error.cls_name == dg.DagsterExecutionInterruptedError.__name__:
+                raise PretrainError(
+                    f"{event.step_key} was stopped. Finished stages are kept, training saved what it had, and the same "
+                    "command goes on from there."
+                )
             failure = data.user_failure_data
             reason = failure.description if failure else (data.error.message if data.error else "unknown error")
             raise PretrainError(f"{event.step_key}: {reason}")

@@ -15,7 +15,6 @@ from pretrain_assets.table.lineage import digest
 from pretrain_assets.table.storage import open_dataset
 from pretrain_assets.tokenize.columns import CODE_VERSION, tokenize
 
-
 OPTIONAL = (MASKED, MODEL_SCORED)
 """Inputs that are not in the jobs: once they have run, this stage's version has their columns, for filters to use."""
 
@@ -57,4 +56,6 @@ def tokenized(
         result = tokenize(location, settings, input_pin=pin, run_id=context.run.run_id, engine=engine.config())
     bins = eda.length_bins(open_dataset(location, result.record.version))
     plot = bars("documents by characters", [b.label for b in bins], [b.rows for b in bins])
-    return stage_result(location, result, DECONTAMINATED, plot)
+    event = stage_result(location, result, DECONTAMINATED, plot)
+    how = {f"tokenizer/{name}": value for name, value in result.record.details.get("tokenizer_engine", {}).items()}
+    return event._replace(metadata={**(event.metadata or {}), **how})

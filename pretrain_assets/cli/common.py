@@ -20,7 +20,8 @@ from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
-    from pretrain_assets.table.lineage import Pin, StageResult
+    from pretrain_assets.config import Recipe
+    from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
 
 as_json = click.option("--json", "json_output", is_flag=True, help="Print one JSON document instead of text.")
 
@@ -59,6 +60,25 @@ def pin_of(location: Location, *stages: str) -> Pin:
     return found[-1].pin if found else find_record(location, stages[0]).pin
 
 
+def on_table(location: Location, recipe: Recipe, tag: str | None) -> tuple[Recipe, LineageRecord]:
+    """A recipe with named filters in plain SQL, and the version to train it on: the newest of the stage of its tokens.
+
+    Args:
+        location: The table.
+        recipe: As asked for.
+        tag: A version of that stage instead of the newest.
+
+    Raises:
+        TableError: the stage has not run, or has no such tag.
+        FilterError: a word of a filter is neither a column nor a name.
+    """
+    from pretrain_assets.curate.filters import resolve
+    from pretrain_assets.table.versions import find_record, open_pin
+
+    record = find_record(location, recipe.data.token_stage, tag)
+    return resolve(recipe, open_pin(location, record.pin).schema.names), record
+
+
 def stage_facts(result: StageResult) -> dict[str, Any]:
     """What a stage did, as plain JSON values."""
     return {**asdict(result.record), "tag": result.record.tag, "changed": result.changed}
@@ -78,8 +98,8 @@ def print_stage(result: StageResult, json_output: bool) -> None:
         click.echo(f"{record.tag}: nothing to do, no new version")
 
 
-SPELLINGS = {"none": None, "null": None, "true": True, "false": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-"""How people write what JSON spells `null`, `true`, `false`, `Infinity`, `-Infinity` and `NaN`, in lower case."""
+SPELLINGS = {"none": None, "null": None, "true": True, "false": False, "inf": math.inf, "nan": math.nan}
+"""How people write what JSON spells `null`, `true`, `false`, `Infinity` and `NaN`, in lower case."""
 
 
 def parse_change(text: str) -> tuple[str, Any]:

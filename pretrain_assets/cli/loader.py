@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, parse_change
+from pretrain_assets.cli.common import as_json, on_table, parse_change
 from pretrain_assets.errors import CheckpointError, ConfigError, FilterError
+from pretrain_assets.plural import counted
 
 if TYPE_CHECKING:
     from pretrain_assets.config import Recipe
@@ -31,7 +32,7 @@ CANDIDATES = ("gpt2_124m", "demo")
 @click.command("profile-loader")
 @click.argument("recipe", required=False)
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting, as for train.")
-@click.option("--tag", help="Read this tag of the tokenized stage instead of the newest.")
+@click.option("--tag", help="Read this tag of the stage of its tokens instead of the newest.")
 @click.option("--ranks", type=click.IntRange(1), help="Ranks of the run; one is measured [PRETRAIN_NPROC_PER_NODE; 2]")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Least time per setting [5]")
 @click.option("--batches", type=click.IntRange(1), help="Least number of global batches per setting instead.")
@@ -78,15 +79,13 @@ def profile_loader(
     from pretrain_assets.report.profile_plot import profile_svg
     from pretrain_assets.report.profile_text import profile_text
     from pretrain_assets.table.storage import is_remote
-    from pretrain_assets.table.versions import find_record
 
     if seconds and batches:
         raise ConfigError(f"--seconds {seconds:g} and --batches {batches} are two ways to say how long: give one")
     choices = parse_choices(words)
     location, world_size = obj["location"], project.nproc_per_node() if ranks is None else ranks
     remote = is_remote(location.uri)
-    record = find_record(location, "tokenized", tag)
-    resolved = _resolve(location, record, recipe, changes)
+    resolved, record = _resolve(location, recipe, changes, tag)
     check_world_size(resolved.data.num_splits, world_size)
     variants = variants_of(resolved, choices or default_choices(resolved.loader, remote=remote))
     variants += order_variants(resolved, world_size=world_size) if order else []
@@ -102,7 +101,7 @@ def profile_loader(
     time = measurements[0].seconds
     pace = act_out(loader_of(variants[0]), variants[0], trainer, seconds=time) if trainer else None
     diagnosis = diagnose(measurements, remote=remote, trainer=trainer, pace=pace)
-    head = f"{resolved.name} on {record.tag} ({record.pin}), one of {world_size} rank{'s' if world_size > 1 else ''}"
+    head = f"{resolved.name} on {record.tag} ({record.pin}), one of {counted(world_size, 'rank')}"
     if plot:
         plot.write_text(profile_svg(head, measurements, best=diagnosis.best, trainer=trainer))
     if json_output:
@@ -134,7 +133,7 @@ def profile_loader(
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write, .npy.")
 @click.option("--blocks", type=click.IntRange(1), default=1024, show_default=True, help="Blocks to write.")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting, as for train.")
-@click.option("--tag", help="Read this tag of the tokenized stage instead of the newest.")
+@click.option("--tag", help="Read this tag of the stage of its tokens instead of the newest.")
 @as_json
 @click.pass_obj
 def pack_sample(
@@ -148,44 +147,42 @@ def pack_sample(
 ) -> None:
     """Write the first packed blocks of RECIPE to a file that numpy maps into memory, for benchmarks elsewhere."""
     from pretrain_assets.loader.sample import write_sample
-    from pretrain_assets.table.versions import find_record
 
     location = obj["location"]
-    record = find_record(location, "tokenized", tag)
-    loader = _loader(location, record, _resolve(location, record, recipe, changes), 1)
-    sample = write_sample(loader, out, blocks)
+    resolved, record = _resolve(location, recipe, changes, tag)
+    sample = write_sample(_loader(location, record, resolved, 1), out, blocks)
     if json_output:
         click.echo(json.dumps(sample.facts, indent=2))
         return
     size = out.stat().st_size / 1e6
     count, seq_len = sample.blocks.shape
     click.echo(
-        f"{out}: {count:,} blocks of {seq_len:,} tokens as {sample.blocks.dtype}, {size:.1f} MB, from {record.tag}"
+        f"{out}: {counted(count, 'block')} of {seq_len:,} tokens as {sample.blocks.dtype}, {size:.1f} MB, "
+        f"from {record.tag}"
     )
 
 
-def _resolve(location: Location, record: LineageRecord, name: str | None, changes: tuple[str, ...]) -> Recipe:
-    """The recipe asked for, or the first candidate whose filter keeps enough rows for one step.
+def _resolve(
+    location: Location, name: str | None, changes: tuple[str, ...], tag: str | None
+) -> tuple[Recipe, LineageRecord]:
+    """The recipe asked for, or the first candidate whose filter keeps enough rows for one step; and its version.
 
     Raises:
         ConfigError: no candidate fits.
     """
     from pretrain_assets import recipes
     from pretrain_assets.config import override
-    from pretrain_assets.curate.filters import resolve
     from pretrain_assets.loader.schedule import Schedule
-    from pretrain_assets.table.versions import open_pin
 
     settings = dict(parse_change(change) for change in changes)
-    columns = open_pin(location, record.pin).schema.names
     if name:
-        return resolve(override(recipes.get(name), settings), columns)
+        return on_table(location, override(recipes.get(name), settings), tag)
     reasons = []
     for candidate in CANDIDATES:
         try:
-            recipe = resolve(override(recipes.get(candidate), settings), columns)
+            recipe, record = on_table(location, override(recipes.get(candidate), settings), tag)
             Schedule(_loader(location, record, recipe, 1).plan, recipe.cycles_per_step).steps_in(0)
-            return recipe
+            return recipe, record
         except (ConfigError, FilterError) as error:
             reasons.append(f"{candidate}: {error}")
     raise ConfigError(

@@ -129,22 +129,25 @@ def export(
 
     CHECKPOINT: folder of a run or checkpoint, or a recipe's name [the newest run].
     """
-    from pretrain_assets.forensics.checkpoints import find_checkpoint
+    from pretrain_assets.forensics.checkpoints import with_checkpoint
     from pretrain_assets.report.model_card import model_card
     from pretrain_assets.report.text import megabytes
     from pretrain_assets.table.storage import absolute
     from pretrain_assets.train.export import export as run
 
-    found = find_checkpoint(checkpoint, obj["runs"])
-    made = run(
-        obj["location"],
-        found.run_dir,
-        found.step,
-        write_card=model_card,
-        uri=absolute(out) if out else None,
-        dtype=dtype,  # type: ignore[arg-type]  # one of the choices
-        tokenizer=tokenizer,
-        overwrite=overwrite,
+    found, made = with_checkpoint(
+        checkpoint,
+        obj["runs"],
+        lambda found: run(
+            obj["location"],
+            found.run_dir,
+            found.step,
+            write_card=model_card,
+            uri=absolute(out) if out else None,
+            dtype=dtype,  # type: ignore[arg-type]  # one of the choices
+            tokenizer=tokenizer,
+            overwrite=overwrite,
+        ),
     )
     if json_output:
         click.echo(json.dumps({"from": found.uri, **asdict(made)}, indent=2))
@@ -175,7 +178,7 @@ class FoundModel:
 def found_model(which: str | None, runs_uri: str) -> Iterator[FoundModel]:
     """The exported model in a folder, or the checkpoint that `find_checkpoint` finds."""
     from pretrain_assets.config import TokenizerIdentity, from_dict
-    from pretrain_assets.forensics.checkpoints import find_checkpoint
+    from pretrain_assets.forensics.checkpoints import Checkpoint, with_checkpoint
     from pretrain_assets.train.checkpoint import open_checkpoint
     from pretrain_assets.train.exported import is_exported, load_exported, open_exported
     from pretrain_assets.train.state import load_model
@@ -185,10 +188,13 @@ def found_model(which: str | None, runs_uri: str) -> Iterator[FoundModel]:
             model, identity, lineage = load_exported(folder)
             yield FoundModel(name=which, model=model, tokenizer=identity, facts=lineage, folder=folder)
         return
-    found = find_checkpoint(which, runs_uri)
+
+    def load(found: Checkpoint) -> GPT:
+        with open_checkpoint(found.run_dir, found.step) as opened:
+            return load_model(opened)
+
+    found, model = with_checkpoint(which, runs_uri, load)
     identity = from_dict(TokenizerIdentity, found.passport["tokenizer"])
-    with open_checkpoint(found.run_dir, found.step) as opened:
-        model = load_model(opened)
     yield FoundModel(name=found.uri, model=model, tokenizer=identity, facts=found.passport, folder=None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, parse_change, pin_of, print_stage, with_engine
+from pretrain_assets.cli.common import as_json, on_table, parse_change, pin_of, print_stage, with_engine
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
@@ -169,18 +169,15 @@ def train(
 
     from pretrain_assets import recipes
     from pretrain_assets.config import override
-    from pretrain_assets.curate.filters import resolve
     from pretrain_assets.launch import contract, local
     from pretrain_assets.report.text import data_wait_text
     from pretrain_assets.table.tags import protect_run
-    from pretrain_assets.table.versions import find_record, open_pin
     from pretrain_assets.train.spec import make_spec
     from pretrain_assets.train.trackers import check_trackers
 
     location = obj["location"]
     asked = override(recipes.get(recipe), dict(parse_change(change) for change in changes))
-    record = find_record(location, asked.data.token_stage, tag)
-    resolved = resolve(asked, open_pin(location, record.pin).schema.names)
+    resolved, record = on_table(location, asked, tag)
     spec = make_spec(location, record.pin, record.tag, resolved, obj["runs"])
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(spec, ranks)
@@ -198,7 +195,9 @@ def train(
         result = contract.read_result(spec.run_dir) or {"status": "stopped"}
     if result["status"] != "done":
         at = f" at step {result['step']}" if "step" in result else ""
-        click.echo(f"{result['status']}{at}: {result.get('error', 'on request')}", err=True)
+        said = "error_type" in result and not json_output  # by a rank, on this terminal
+        why = "the reason is above" if said else result.get("error", "on request")
+        click.echo(f"{result['status']}{at}: {why}", err=True)
         if not result.get("is_mistake"):
             some = "the newest checkpoint" if "step" in result else "its newest checkpoint, if there is one,"
             click.echo(f"The same command again goes on from {some} in {spec.run_dir}.", err=True)

@@ -1,8 +1,8 @@
 """Embeddings: a vector for each document, of length 1, by a sentence-transformers model or by static token vectors.
 
 Invariant: the column's metadata names the model, its fingerprint and the number of dimensions. A text without words the
-model knows, NULL and empty included, has the zero vector, never NULL: it points nowhere, so its cosine with all others
-is 0, and an index over vectors that are all NULL could not be built (TABLE.md, trap 7).
+model knows, NULL and empty included, has the zero vector, never NULL: it points nowhere. A cosine index does not find
+such a row (measured), whereas one over a fragment of NULLs cannot be built (TABLE.md, trap 7).
 """
 
 from __future__ import annotations

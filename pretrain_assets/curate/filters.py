@@ -46,6 +46,7 @@ PUBLISHED = {
     "gopher_quality": "length, words, symbols, bullets and stop words as Gopher wants them (Rae et al. 2021, A.1.1)",
     "gopher_repetition": "no more repeated lines, paragraphs, n-grams than Gopher allows (Rae et al. 2021, table A1)",
     "c4": "C4's rules for documents: sentences, curly brackets, lorem ipsum (Raffel et al. 2020, section 2.2)",
+    "fineweb_c4": "C4's rules but for the one on how lines end, as FineWeb uses them (Penedo et al. 2024, section 3.5)",
     "fineweb": "FineWeb's own rules for lines: ends, lengths, repetitions (Penedo et al. 2024, section 3.5)",
 }
 """What the published sets of `quality_rules` keep."""
@@ -64,7 +65,7 @@ FILTERS = by_name(
     NamedFilter(
         name="high_quality",
         meaning="all published rules that FineWeb applies to a document's text",
-        sql=" AND ".join(PUBLISHED),
+        sql=" AND ".join(name for name in PUBLISHED if name != "c4"),
     ),
     *(
         NamedFilter(name=name, meaning=meaning, sql=" AND ".join(rule.kept for rule in RULES[name]))

@@ -41,6 +41,9 @@ def rule_numbers(data: Bytes, offsets: Offsets, stop_words: Sequence[str]) -> Nu
         **_gopher_quality(of_words.T, of_c4.T, num_words),
         **_gopher_repetition(of_lines.T, ngram_characters(data, starts, stops, firsts, lengths).T, characters),
         **_c4(of_c4.T),
+        "fineweb_lorem_ipsum_lines": of_c4[:, c4.ANY_LOREM_IPSUM],
+        "fineweb_curly_lines": of_c4[:, c4.ANY_CURLY],
+        "fineweb_sentences": of_c4[:, c4.ANY_SENTENCES],
         **_fineweb(of_lines.T, characters, of_words[:, words.NEWLINES], num_words),
     }
 

@@ -82,6 +82,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("curly_bracket", "c4_curly_lines", "=", 0, "no curly bracket"),
         ("too_few_sentences", "c4_sentences", ">=", 5, "at least 5 sentences in lines that C4 keeps"),
     ),
+    "fineweb_c4": _rules(
+        "Penedo et al. 2024, section 3.5: C4's filters but for the one on terminal punctuation",
+        ("lorem_ipsum", "fineweb_lorem_ipsum_lines", "=", 0, "no `lorem ipsum`, in lines of any ending"),
+        ("curly_bracket", "fineweb_curly_lines", "=", 0, "no curly bracket, in lines of any ending"),
+        ("too_few_sentences", "fineweb_sentences", ">=", 5, "at least 5 sentences, in lines of any ending"),
+    ),
     "fineweb": _rules(
         "datatrove's FineWebQualityFilter; Penedo et al. 2024, section 3.5, has 0.1 for char_dup_ratio",
         ("line_punct_ratio", "fineweb_ended_lines", ">=", 0.12, "at least 12% of lines end a sentence"),

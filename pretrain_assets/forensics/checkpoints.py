@@ -6,16 +6,18 @@ Invariant: only complete checkpoints are found; the passport read is the checkpo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pretrain_assets.config import Recipe, from_dict
-from pretrain_assets.errors import CheckpointError
+from pretrain_assets.errors import CheckpointError, ReplacedError
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +65,37 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
             raise CheckpointError(f"{which[:200]!r} is not the folder of a step, such as step_00001000")
     runs = [which] if which and "/" in which else list(_runs(runs_uri, which))
     for run_dir in runs:
-        step = checkpoint.newest(run_dir)
-        if step is not None:  # `newest` has just checked its files
-            return _read(run_dir, step)
+        for left in reversed(range(checkpoint.TRIES)):
+            step = checkpoint.newest(run_dir)
+            if step is None:
+                break
+            try:
+                return _read(run_dir, step)  # whose files `newest` has just checked
+            except ReplacedError:
+                if not left:
+                    raise
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
         f"No complete checkpoint {wanted}under {runs_uri}. Train one with `pretrain train RECIPE` "
         "(`pretrain recipes` lists them), or materialize model/checkpoint."
     )
+
+
+def with_checkpoint(which: str | None, runs_uri: str, use: Callable[[Checkpoint], T]) -> tuple[Checkpoint, T]:
+    """The checkpoint that `find_checkpoint` finds, or a newer one where a run replaced it, and what is made of it.
+
+    Raises:
+        ReplacedError: again and again.
+        CheckpointError: as `find_checkpoint`; a step that was asked for is no longer there.
+    """
+    for _ in range(checkpoint.TRIES - 1):
+        found = find_checkpoint(which, runs_uri)
+        try:
+            return found, use(found)
+        except ReplacedError:
+            continue
+    found = find_checkpoint(which, runs_uri)
+    return found, use(found)
 
 
 def find_run(which: str | None, runs_uri: str) -> str:

@@ -13,6 +13,7 @@ from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import flow_place, open_pin, record_of, records
+
 if TYPE_CHECKING:
     import lance
 
@@ -66,7 +67,8 @@ def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
         TableError: the table is another one, or a version's record is gone.
     """
     dataset = open_pin(location, checkpoint.pin)
-    found = [record_of(dataset, "tokenized", checkpoint.pin.version)]
+    stage = str(checkpoint.passport["tag"]).rpartition("-v")[0]  # tokenized, or tokenized_byte beside it
+    found = [record_of(dataset, stage, checkpoint.pin.version)]
     while found[-1].stage != "ingested":
         found.append(_input_of(dataset, found[-1]))
     ingests = [record for record in records(dataset, "ingested") if record.version <= found[-1].version]

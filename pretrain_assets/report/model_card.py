@@ -15,7 +15,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain_assets.config import Recipe, from_dict
+from pretrain_assets.config import Recipe, from_dict, lasting
+from pretrain_assets.plural import counted
 from pretrain_assets.recipes import VOCABULARY_MULTIPLE, num_parameters
 from pretrain_assets.report.text import mixture_text
 
@@ -78,14 +79,14 @@ def model_card(lineage: Mapping[str, Any]) -> str:
     name, prompt = recipe["name"], recipe["sample_prompt"]
     facts = [
         ["architecture", f"GPT-2: {model['n_layer']} layers, {model['n_head']} heads, width {model['n_embd']}"],
-        ["parameters", f"{_num_parameters(lineage):,}"],
+        ["parameters", _parameters(lineage)],
         ["context", f"{recipe['data']['seq_len']:,} tokens"],
         ["tokenizer", f"{lineage['tokenizer']['name']}, {lineage['tokenizer']['vocab_size']:,} tokens"],
         ["weights", lineage["dtype"]],
         ["trained", _trained(lineage)],
         ["training loss", f"{lineage['train_loss']:.4f}"],
         ["held-out loss", _held_out_loss(lineage)],
-        ["contamination", lineage["contamination"]],
+        ["contamination", _contamination(lineage["contamination"])],
         ["checkpoint", f"{lineage['checkpoint']}, pretrain_assets {lineage['code_version']}"],
     ]
     parts = [
@@ -108,21 +109,37 @@ def model_card(lineage: Mapping[str, Any]) -> str:
         "### What it saw",
         _seen(lineage),
         "## Recipe",
-        f"```json\n{json.dumps(_recipe(recipe), indent=1, ensure_ascii=False)}\n```",
+        f"```json\n{json.dumps(lasting(recipe), indent=1, ensure_ascii=False)}\n```",
     ]
     return FRONT + "\n" + "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _num_parameters(lineage: Mapping[str, Any]) -> int:
-    """As exported: the vocabulary without padding, the tied head once."""
+def _parameters(lineage: Mapping[str, Any]) -> str:
+    """As exported: the vocabulary without padding, the tied head once; and as the trainer counts."""
     recipe, vocab_size = from_dict(Recipe, lineage["recipe"]), int(lineage["tokenizer"]["vocab_size"])
-    return num_parameters(recipe, vocab_size) - -vocab_size % VOCABULARY_MULTIPLE * recipe.model.n_embd
+    trained, padding = num_parameters(recipe, vocab_size), -vocab_size % VOCABULARY_MULTIPLE
+    if not padding:
+        return f"{trained:,}"
+    return (
+        f"{trained - padding * recipe.model.n_embd:,}; in training {trained:,}, with the vocabulary padded to "
+        f"{vocab_size + padding:,} tokens"
+    )
 
 
 def _trained(lineage: Mapping[str, Any]) -> str:
-    step, total = lineage["step"], lineage["total_steps"]
-    steps = f"{step:,} steps" if step == total else f"{step:,} of {total:,} steps"
-    return f"{steps}, {lineage['tokens_seen']:,} tokens, {_epochs(len(lineage['ledger']))}"
+    step, total, epoch = lineage["step"], lineage["total_steps"], lineage["steps_per_epoch"]
+    steps = counted(step, "step") if step == total else f"{step:,} of {counted(total, 'step')}"
+    epochs = f"{counted(step / epoch, 'epoch', '.3g')} of {counted(epoch, 'step')}"
+    return f"{steps}, {lineage['tokens_seen']:,} tokens, {epochs}"
+
+
+def _contamination(found: Mapping[str, Any] | str) -> str:
+    """How many training documents hold an item of an evaluation set, by the columns of the pinned version."""
+    if isinstance(found, str):
+        return f"{found}; `pretrain decontaminate`, before `pretrain tokenize`, searches for evaluation sets"
+    documents, sets = counted(found["documents"], "training document"), ", ".join(found["eval_sets"])
+    skipped = f", and {found['not_searched']:,} were not searched" if found["not_searched"] else ""
+    return f"{found['contaminated']:,} of {documents} hold an item of the evaluation sets {sets}{skipped}"
 
 
 def _held_out_loss(lineage: Mapping[str, Any]) -> str:
@@ -183,17 +200,8 @@ def _seen(lineage: Mapping[str, Any]) -> str:
     for ledger in lineage["ledger"].values():
         total.update({line: ledger.get(line, 0) for line in total})
     tokens = [[name, f"{total[line]:,}"] for line, name in TOKEN_LINES.items() if total[line]]
-    offered = f"{total['tokens_in'] + total['tokens_repeated']:,} in {_epochs(len(lineage['ledger']))}"
+    offered = f"{total['tokens_in'] + total['tokens_repeated']:,} in {counted(len(lineage['ledger']), 'epoch')}"
     return f"{_table(['documents', str(seen['documents'])], documents)}\n\n{_table(['tokens', offered], tokens)}"
-
-
-def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without what changes no result."""
-    return {name: value for name, value in recipe.items() if name not in ("execution", "loader")}
-
-
-def _epochs(count: int) -> str:
-    return f"{count:,} epoch{'s' if count != 1 else ''}"
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -119,6 +119,7 @@ def assess(
         found = held_out.evaluate(
             Loaded(subject.model, world), progress=lambda blocks: progress.update(blocks * length)
         )
+    assert found is not None  # nobody asked it to stop
     check_finite(torch.tensor(found.loss))
     return Assessment(
         subject=subject.name,

@@ -16,21 +16,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pretrain_assets.errors import CheckpointError, ConfigError
+from pretrain_assets.errors import CheckpointError, ReplacedError
 from pretrain_assets.launch.contract import (
     CHECKPOINTS_NAME,
     MARKER_NAME,
     PASSPORT_NAME,
     FileFacts,
+    explained,
+    file_sizes,
     find_size_fault,
     list_folder,
+    persistently,
     read_file,
     read_marker,
 )
 from pretrain_assets.table.storage import filesystem, is_remote, join
+from pretrain_assets.train import passport as passports
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """What the names of files of weights, and of the optimizer's state, begin with."""
@@ -38,7 +43,11 @@ MODEL, OPTIMIZER = "model", "optimizer"
 VISIBLE_SECONDS = 60.0
 """How long a file written on another machine may take to show up in a network file system, whose clients cache."""
 
-_STEP = re.compile(r"^step_(\d{8,})$")
+TRIES = 5
+"""How often a reader looks again for the newest checkpoint of a run that replaces them while it looks."""
+
+STEP_NAME = re.compile(r"^step_(\d{8,})$")
+"""Name of the folder of a checkpoint."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,24 +62,32 @@ def checkpoint_uri(run_dir: str, step: int) -> str:
 def steps(run_dir: str) -> list[int]:
     """Steps that have a folder, complete or not, newest first."""
     found = list_folder(join(run_dir, CHECKPOINTS_NAME))
-    return sorted((int(match[1]) for name, folder, _ in found if folder and (match := _STEP.match(name))), reverse=True)
+    return sorted(
+        (int(match[1]) for name, folder, _ in found if folder and (match := STEP_NAME.match(name))), reverse=True
+    )
 
 
 def newest(run_dir: str) -> int | None:
     """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning."""
     for name, is_folder, _ in list_folder(join(run_dir, CHECKPOINTS_NAME)):
-        if name.startswith("step_") and not (is_folder and _STEP.match(name)):
+        if name.startswith("step_") and not (is_folder and STEP_NAME.match(name)):
             _log.warning("skipping %s: it is not the folder of a step", join(run_dir, CHECKPOINTS_NAME, name))
-    for step in steps(run_dir):
-        fault = find_fault(checkpoint_uri(run_dir, step))
-        if fault is None:
-            return step
-        _log.warning("skipping checkpoint %s: %s", checkpoint_uri(run_dir, step), fault)
+    for _ in range(TRIES):
+        there = steps(run_dir)
+        for step in there:
+            uri = checkpoint_uri(run_dir, step)
+            fault = find_fault(uri)
+            if fault is None:
+                return step
+            if list_folder(uri):
+                _log.warning("skipping checkpoint %s: %s", uri, fault)
+        if steps(run_dir) == there:
+            break
     return None
 
 
 def find_fault(folder: str | Path, *, digests: bool = True) -> str | None:
-    """What is wrong with a checkpoint's files, or None when all are as its marker says.
+    """What is wrong with a checkpoint's files or passport, or None when all are as its marker says.
 
     Args:
         folder: Its local folder or uri.
@@ -83,13 +100,18 @@ def find_fault(folder: str | Path, *, digests: bool = True) -> str | None:
     fault = find_size_fault(uri)
     if fault is not None or not digests:
         return fault
-    for name, facts in files.items():
-        if not is_remote(uri) and _sha256(Path(filesystem(uri)[1], name)) != facts["sha256"]:
-            return f"{name} does not match its digest"
     try:
-        read_passport(uri)
+        for name, facts in files.items():
+            if not is_remote(uri) and _sha256(Path(filesystem(uri)[1], name)) != facts["sha256"]:
+                return f"{name} does not match its digest"
+        step = read_passport(uri)["step"]
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except CheckpointError as error:
         return str(error)
+    named = STEP_NAME.match(uri.rstrip("/").rpartition("/")[2])
+    if named and int(named[1]) != step:
+        return f"it is the checkpoint of step {step} in the folder of another step"
     return None
 
 
@@ -99,19 +121,32 @@ def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> It
 
     Raises:
         CheckpointError: a remote file is not what the marker says.
+        ReplacedError: whatever went wrong inside, the checkpoint is no longer there.
     """
     uri = checkpoint_uri(run_dir, step)
+    try:
+        with _fetched(uri, weights_only) as folder:
+            yield folder
+    except Exception as error:
+        if read_file(join(uri, MARKER_NAME)) is None:
+            raise _replaced(uri) from error
+        raise
+
+
+@contextlib.contextmanager
+def _fetched(uri: str, weights_only: bool) -> Iterator[Path]:
+    files = read_marker(uri)
+    if isinstance(files, str):
+        raise CheckpointError(f"Checkpoint {uri} cannot be used: {files}")
     fs, path = filesystem(uri)
     if not is_remote(uri):
         yield Path(path)
         return
-    files = read_marker(uri)
-    if isinstance(files, str):
-        raise CheckpointError(f"Checkpoint {uri} cannot be used: {files}")
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary:
         wanted = [name for name in files if not (weights_only and name.startswith(OPTIMIZER))]
         for name in [*wanted, MARKER_NAME]:
-            fs.get_file(f"{path}/{name}", f"{temporary}/{name}")
+            with explained(uri, "read"):
+                persistently(uri, partial(fs.get_file, f"{path}/{name}", f"{temporary}/{name}"))
         for name in wanted:
             if _sha256(Path(temporary, name)) != files[name]["sha256"]:
                 raise CheckpointError(
@@ -122,39 +157,41 @@ def open_checkpoint(run_dir: str, step: int, *, weights_only: bool = True) -> It
 
 
 def read_passport(folder: str | Path) -> dict[str, Any]:
-    """The passport of a checkpoint, by its local folder or uri; empty when there is none.
+    """The passport of a checkpoint, by its local folder or uri.
 
     Raises:
-        CheckpointError: it is no JSON object.
+        CheckpointError: it is no JSON object, or a field that is read later is not there or of another type.
+        ReplacedError: it is not there.
     """
     uri = join(str(folder), PASSPORT_NAME)
+    data = read_file(uri)
+    if data is None:
+        raise _replaced(str(folder))
     try:
-        passport = json.loads(read_file(uri) or b"{}")
-    except (ValueError, RecursionError):
-        passport = None
-    if not isinstance(passport, dict):
-        raise CheckpointError(f"{uri} is not a JSON object: remove its folder to use the checkpoint before it")
-    return passport
+        return passports.parse(data)
+    except ValueError as error:
+        raise CheckpointError(f"{uri} {error}: remove its folder to use the checkpoint before it") from error
 
 
 def digest(folder: str | Path) -> str:
-    """Digest of all files of a checkpoint, passport included: equal for bitwise equal runs."""
-    return hashlib.sha256(read_file(join(str(folder), MARKER_NAME)) or b"").hexdigest()[:16]
+    """Digest of all files of a checkpoint, passport included: equal for bitwise equal runs.
+
+    Raises:
+        ReplacedError: it is not there.
+    """
+    marker = read_file(join(str(folder), MARKER_NAME))
+    if marker is None:
+        raise _replaced(str(folder))
+    return hashlib.sha256(marker).hexdigest()[:16]
+
+
+def _replaced(uri: str) -> ReplacedError:
+    return ReplacedError(
+        f"Checkpoint {uri} was replaced by a newer one while it was read, or removed: run the same command again"
+    )
 
 
 # --- writing: every rank its files, then one rank commits -------------------------------------------------------------
-
-
-def check_way(run_dir: str) -> None:
-    """Look for what would only be in the way of a checkpoint once its steps are trained.
-
-    Raises:
-        ConfigError: a file has the name of a checkpoint's folder.
-    """
-    folder = join(run_dir, CHECKPOINTS_NAME)
-    for name, is_folder, _ in () if is_remote(run_dir) else list_folder(folder):
-        if not is_folder and _STEP.match(name.removeprefix(".").removesuffix(".tmp")):
-            raise ConfigError(f"{join(folder, name)} is in the way of a checkpoint: move this file somewhere else")
 
 
 def begin(run_dir: str, step: int) -> None:
@@ -193,7 +230,7 @@ def commit(run_dir: str, step: int, files: Mapping[str, FileFacts]) -> None:
     uri = checkpoint_uri(run_dir, step)
     place = _staging(uri)
     deadline = time.monotonic() + VISIBLE_SECONDS
-    sizes = _sizes(place)
+    sizes = file_sizes(place)
     while missing := [name for name in files if sizes.get(name) != files[name]["bytes"]]:
         if time.monotonic() > deadline:
             raise CheckpointError(
@@ -201,7 +238,7 @@ def commit(run_dir: str, step: int, files: Mapping[str, FileFacts]) -> None:
                 "directory: use a shared file system or s3://"
             )
         time.sleep(0.5)
-        sizes = _sizes(place)
+        sizes = file_sizes(place)
     fs, path = filesystem(place)
     for name in sizes.keys() - files.keys():  # of a save that was killed
         fs.rm_file(f"{path}/{name}")
@@ -247,30 +284,15 @@ def prune(run_dir: str, saved: int, *, keep_last: int, keep_every: int | None = 
     discard_unfinished(run_dir)
 
 
-def free_space(run_dir: str) -> str:
-    """A sentence on the free space where a run is written; empty for object stores."""
-    if is_remote(run_dir):
-        return ""
-    path = Path(filesystem(run_dir)[1])
-    while not path.exists():
-        path = path.parent
-    return f" {shutil.disk_usage(path).free:,} bytes are free there."
-
-
 def _staging(uri: str) -> str:
     """Where a checkpoint is written: beside its place, for a rename; on object stores in it, the marker last."""
     head, _, name = uri.rpartition("/")
     return uri if is_remote(uri) else f"{head}/.{name}.tmp"
 
 
-def _sizes(uri: str) -> dict[str, int]:
-    """Sizes of the files in a folder, by name; the marker left out."""
-    return {name: size for name, is_folder, size in list_folder(uri) if not is_folder and name != MARKER_NAME}
-
-
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     with path.open("rb") as handle:
         while chunk := handle.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+            found.update(chunk)
+    return found.hexdigest()

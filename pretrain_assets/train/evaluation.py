@@ -32,6 +32,8 @@ from pretrain_assets.train.scores import Evaluation, Tally
 
 KEPT_BYTES = 64 << 20
 """Memory of a rank for blocks that are kept from one evaluation to the next."""
+ASKED_EVERY = 4
+"""Micro-batches from one question whether to stop to the next: seconds, of the minute that a stopped run has."""
 
 _log = logging.getLogger(__name__)
 
@@ -136,12 +138,19 @@ class HeldOut:
         count = int(self.plan.position(self.num_blocks).docs_consumed[0])
         return self.plan.rows.doc_ids[self.plan.order[:count]]
 
-    def evaluate(self, engine: Engine, *, progress: Callable[[int], None] = lambda blocks: None) -> Evaluation:
-        """Predict every token; all ranks call it together and get the same.
+    def evaluate(
+        self,
+        engine: Engine,
+        *,
+        progress: Callable[[int], None] = lambda blocks: None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Evaluation | None:
+        """Predict every token; all ranks call it together and get the same: None where it was broken off.
 
         Args:
             engine: Of the model, the same on all ranks.
             progress: Told of every number of blocks that this rank is done with.
+            should_stop: Asked between micro-batches, on all ranks or none; when any says yes, all break off.
 
         Raises:
             FilterError: there is no token to predict.
@@ -150,6 +159,8 @@ class HeldOut:
         tally = Tally(max(1, len(self._origins.sources)), self._tokenizer.pad_id, self._token_bytes, device)
         with engine.evaluating(), contextlib.closing(self._micro_batches()) as micro_batches:
             for number, blocks in enumerate(feed(micro_batches, device)):
+                if number and number % ASKED_EVERY == 0 and should_stop and self._world.any(should_stop()):
+                    return None
                 done = self.share[number * size : (number + 1) * size]
                 losses = engine.loss(blocks, per_token=True)
                 sources = torch.from_numpy(self._origins.of(done.start, size)).to(device)

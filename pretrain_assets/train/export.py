@@ -6,6 +6,7 @@ whole one. Equal checkpoints give equal bytes. What is there already and as it s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -25,11 +26,13 @@ from safetensors.torch import save_file
 
 from pretrain_assets.config import TokenizerIdentity, from_dict
 from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file
+from pretrain_assets.launch.contract import read_file
 from pretrain_assets.table.lineage import canonical_json, digest
 from pretrain_assets.table.storage import Location, filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
+from pretrain_assets.train.export_place import refuse_others, refuse_runs, warn_of_others
 from pretrain_assets.train.layout import to_config, to_generation_config, to_theirs
+from pretrain_assets.train.model import GPT
 from pretrain_assets.train.provenance import CODE_VERSION, provenance
 from pretrain_assets.train.sampling import check_finite
 from pretrain_assets.train.state import load_model
@@ -107,19 +110,20 @@ def export(
         found = read_manifest(uri)
         changed = found is None or found["digest"] != made_from["digest"] or not _intact(uri, found["files"])
         if changed:
-            _refuse_runs(uri)
+            refuse_runs(uri)
             if not overwrite:
-                _refuse_others(uri, found, made_from)
+                refuse_others(uri, found, made_from)
+            warn_of_others(uri, {MANIFEST_NAME, *(found["files"] if found else ())})
+            model = load_model(source)
             try:
                 with _staging(uri) as folder:
-                    _write(folder, source, lineage, card, tokenizer)
+                    _write(folder, model, lineage, card, tokenizer)
                     found = {**made_from, "files": _contents(folder)}
                     (folder / MANIFEST_NAME).write_text(json.dumps(found, indent=2), encoding="utf-8")
                     _publish(folder, uri)
             except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f"Cannot write {uri}: {error}. Free space there, or choose another place with --out."
-                ) from error
+                space = "Free space there, or choose" if getattr(error, "errno", 0) == errno.ENOSPC else "Choose"
+                raise CheckpointError(f"Cannot write {uri}: {error}. {space} another place with --out.") from error
     assert found is not None
     files = {name: int(facts["bytes"]) for name, facts in found["files"].items()}
     return Export(uri=uri, digest=found["digest"], changed=changed, files=files, lineage=lineage, card=card)
@@ -143,11 +147,11 @@ def altered(folder: Path, files: Mapping[str, Any]) -> str | None:
     return next((name for name in there if _facts(folder / name) != files[name]), None)
 
 
-def _write(folder: Path, source: Path, lineage: Mapping[str, Any], card: str, tokenizer_place: str | None) -> None:
+def _write(folder: Path, model: GPT, lineage: Mapping[str, Any], card: str, tokenizer_place: str | None) -> None:
     """All files but the manifest."""
     from pretrain_assets.tokenize.pretrained import save_tokenizer
 
-    model, tokenizer = load_model(source), from_dict(TokenizerIdentity, lineage["tokenizer"])
+    tokenizer = from_dict(TokenizerIdentity, lineage["tokenizer"])
     with torch.no_grad():
         check_finite(model.logits(torch.tensor([[tokenizer.eos_id]])))
     save_tokenizer(tokenizer, folder, max_tokens=model.seq_len, place=tokenizer_place)
@@ -174,35 +178,6 @@ def _sort_header(path: Path) -> None:
         assert len(text) <= size
         handle.seek(8)
         handle.write(text.ljust(size))
-
-
-def _refuse_runs(uri: str) -> None:
-    """Refuse a place whose replacement would cost a run: one that is, holds or lies in its folder of checkpoints."""
-    fs, path = filesystem(uri)
-    fs.invalidate_cache()
-    path = path if is_remote(uri) else os.path.realpath(path)
-    what = "is a file" if fs.isfile(path) else None
-    for above in (PurePosixPath(path), *PurePosixPath(path).parents):
-        if above.name == CHECKPOINTS_NAME and (fs.exists(f"{above.parent}/{RUN_NAME}") or fs.glob(f"{above}/step_*")):
-            what = f"lies among the checkpoints of the run {above.parent}"
-    for folder, folders, files in (fs.walk if is_remote(uri) else os.walk)(path):
-        if RUN_NAME in files or CHECKPOINTS_NAME in folders:
-            what = f"holds the run {folder}"
-            break
-    if what:
-        raise CheckpointError(f"{uri} {what}, which no export replaces. Choose another place with --out.")
-
-
-def _refuse_others(uri: str, found: Mapping[str, Any] | None, made_from: Mapping[str, Any]) -> None:
-    """Refuse a place that holds anything but an export, whole or not, of the same checkpoint."""
-    fs, path = filesystem(uri)
-    fs.invalidate_cache()
-    if not fs.exists(path) or (fs.isdir(path) and not fs.ls(path, detail=False)):
-        return
-    if found is not None and all(found[name] == made_from[name] for name in ("checkpoint", "dtype")):
-        return
-    what = f"the {found['dtype']} export of checkpoint {found['checkpoint']}" if found else "something else"
-    raise CheckpointError(f"{uri} holds {what}. Choose another place with --out, or give --overwrite to replace it.")
 
 
 def _intact(uri: str, files: Mapping[str, Any]) -> bool:

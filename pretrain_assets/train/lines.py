@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretrain_assets.config import RunSpec
+from pretrain_assets.plural import counted
 from pretrain_assets.train.flops import describe
 from pretrain_assets.train.spikes import Spike
 
@@ -16,26 +17,33 @@ from pretrain_assets.train.spikes import Spike
 def opening(
     spec: RunSpec, *, num_parameters: int, ranks: int, device_name: str, step: int, total_steps: int, epoch_steps: int
 ) -> str:
-    """What is about to be trained, on what, with what, and where it goes."""
+    """What is about to be trained, on what, with what, and where it goes; and a warning where little can come of it."""
     recipe = spec.recipe
     model, data, train, execution = recipe.model, recipe.data, recipe.train, recipe.execution
-    blocks = recipe.blocks_per_step // ranks
+    blocks = counted(recipe.blocks_per_step // ranks, "block")
+    steps, epochs = counted(total_steps, "step"), counted(total_steps / epoch_steps, "epoch", ".3g")
     kept = f"the last {execution.keep_last} kept" + (
-        f", and every {execution.keep_every:,} steps one for good" if execution.keep_every else ""
+        f", and every {counted(execution.keep_every, 'step')} one for good" if execution.keep_every else ""
     )
     rows = {
         "recipe": f"{recipe.name}: {num_parameters:,} parameters, {model.n_layer} layers x {model.n_embd}, "
         f"{train.optimizer}",
-        "device": f"{device_name}, {_count(ranks, 'rank')}" + (f" ({execution.parallel})" if ranks > 1 else ""),
-        "step": f"{train.global_batch_tokens:,} tokens = {_count(ranks, 'rank')} x {_count(blocks, 'block')} (at most "
+        "device": f"{device_name}, {counted(ranks, 'rank')}" + (f" ({execution.parallel})" if ranks > 1 else ""),
+        "step": f"{train.global_batch_tokens:,} tokens = {counted(ranks, 'rank')} x {blocks} (at most "
         f"{execution.micro_batch_blocks:,} at once) x {data.seq_len:,} tokens",
-        "run": f"{_count(total_steps, 'step')}, {total_steps / epoch_steps:.3g} epochs of {epoch_steps:,}, "
-        f"{total_steps * train.global_batch_tokens:,} tokens" + (f"; {_count(step, 'step')} done" if step else ""),
+        "run": f"{steps}, {epochs} of {epoch_steps:,}, {total_steps * train.global_batch_tokens:,} tokens"
+        + (f"; {counted(step, 'step')} done" if step else ""),
         "data": f"{spec.tag} ({spec.pin}), {data.filter}",
-        "saved": f"every {execution.checkpoint_every:,} steps, {kept}, in {spec.run_dir}",
+        "saved": f"every {counted(execution.checkpoint_every, 'step')}, {kept}, in {spec.run_dir}",
         "MFU": describe(num_parameters, model, data.seq_len, device_name, ranks),
     }
-    return "\n".join(f"{name:<6} {text}" for name, text in rows.items())
+    lines = [f"{name:<6} {text}" for name, text in rows.items()]
+    if train.warmup_steps > total_steps:
+        lines.append(
+            f"warning: train.warmup_steps={train.warmup_steps:,}, and the run has {steps}: the learning rate gets no "
+            f"further than {total_steps / train.warmup_steps:.2g} of its peak; lower train.warmup_steps"
+        )
+    return "\n".join(lines)
 
 
 def progress_line(record: Mapping[str, Any]) -> str:
@@ -98,10 +106,6 @@ def duration(seconds: float) -> str:
 
 def _rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second / 1e3:,.1f}k" if tokens_per_second >= 1e3 else f"{tokens_per_second:.0f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _loss(result: Mapping[str, Any], name: str, key: str) -> str:

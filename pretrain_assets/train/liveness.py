@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from pretrain_assets.errors import PretrainError
 from pretrain_assets.launch.contract import EXIT_FAILED
 from pretrain_assets.train.distributed import World, end_process, hang_seconds, mortal
 from pretrain_assets.train.failure import Failure, died, hung
@@ -78,6 +79,8 @@ def watching(world: World, on_failure: OnFailure) -> Iterator[None]:
 def _write(cause: Failure, on_failure: OnFailure) -> None:
     try:
         on_failure(cause)
+    except PretrainError as error:
+        _log.error("the result could not be written: %s", error)
     except Exception:  # the storage may be what failed; the launcher finds the cause in torchrun's error file
         _log.exception("the result could not be written")
 

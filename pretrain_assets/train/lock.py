@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pretrain_assets.errors import ConfigError
+from pretrain_assets.launch.contract import storage_fault
 from pretrain_assets.table.storage import filesystem, is_remote
 
 LOCK_NAME = ".lock"
@@ -23,7 +24,7 @@ def sole_writer(run_dir: str) -> Iterator[None]:
     """Hold the directory of a run, on the main rank; the other ranks belong to the same job.
 
     Raises:
-        ConfigError: another job holds it.
+        ConfigError: another job holds it, or nothing can be written there.
     """
     if is_remote(run_dir) or int(os.environ.get("RANK", 0)) != 0:
         yield
@@ -31,8 +32,12 @@ def sole_writer(run_dir: str) -> Iterator[None]:
     import fcntl
 
     folder = Path(filesystem(run_dir)[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_NAME).open("w") as handle:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / LOCK_NAME).open("w")
+    except OSError as error:
+        raise ConfigError(f"The run cannot write to its folder {run_dir}: {storage_fault(run_dir, error)}") from error
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -32,6 +32,7 @@ from pretrain_assets.train.lines import opening, spike_line
 from pretrain_assets.train.measure import Clock, memory_bytes
 from pretrain_assets.train.metrics import MetricsLog, Record
 from pretrain_assets.train.passport import check_identity, check_plan, make_passport
+from pretrain_assets.train.preflight import check_memory
 from pretrain_assets.train.reporting import Reporter
 from pretrain_assets.train.saver import Saver
 from pretrain_assets.train.spikes import Curve, Spike, SpikeDetector
@@ -63,6 +64,7 @@ class Trainer:
         world.pulse.at("starting")
         self.held_out = HeldOut.of_run(location, spec, world)
         world.pulse.at("starting")
+        check_memory(spec.recipe, spec.tokenizer)
         self.engine = Engine(spec.recipe, spec.tokenizer, world)
         self.saver = Saver(spec.run_dir, world, self.execution)
         self.step = 0
@@ -94,20 +96,22 @@ class Trainer:
 
         Args:
             metrics: The run's history, on the main rank.
-            should_stop: Asked after every step; when any rank says yes, all finish the step, save and return.
+            should_stop: Asked after every step and during evaluations; when any rank says yes, all save and return. An
+                evaluation that is left out or broken off is made up for when the run goes on.
 
         Raises:
             PretrainError: the loss is no longer finite.
             CheckpointError: a checkpoint cannot be written.
         """
-        self._metrics, self._saved, self._began = metrics, self.step, self.step
+        self._metrics, self._saved, self._began, self._should_stop = metrics, self.step, self.step, should_stop
         pulse = self.world.pulse
         self._announce()
-        if self.step == 0:
+        if self._lacks_evaluation():
             self.clock.lap("start")
-            pulse.at("evaluating")
-            self._evaluate()
-            self.clock.lap("evaluation")
+            if not self._evaluate():
+                return "stopped"
+            if self.step == self.total_steps:
+                self._save(again=True)  # for its passport to name the loss
         with pauses.deferred(), closing(self._batches()) as batches, closing(self._feed(batches)) as blocks:
             pulse.at("waiting for data", self.step + 1)
             first = list(itertools.islice(blocks, int(self.step < self.total_steps)))
@@ -122,10 +126,8 @@ class Trainer:
                 pulse.at("training", self.step)
                 loss, norm = self.engine.train_step(ids, step=self.step, total_steps=self.total_steps)
                 self._curve.add(self.step, loss, norm)
-                stopping = self.world.any(should_stop() or self.saver.failed)
-                self._after_step(stopping)
-                if stopping:
-                    return "done" if self.step == self.total_steps else "stopped"
+                if not self._after_step(self.world.any(should_stop() or self.saver.failed)):
+                    return "stopped"
         return "done"
 
     def passport(self) -> dict[str, Any]:
@@ -162,7 +164,8 @@ class Trainer:
         left = self.total_steps - self.step  # reading ahead must not plan an epoch that is not trained on
         return feed(itertools.islice(batches, left), self.world.device)
 
-    def _after_step(self, stopping: bool) -> None:
+    def _after_step(self, stopping: bool) -> bool:
+        """Log, evaluate and save as is due; returns whether to go on."""
         last, pulse = self.step == self.total_steps, self.world.pulse
         reporting, evaluating, saving = (
             last or self.step % every == 0
@@ -175,14 +178,13 @@ class Trainer:
         self.clock.lap("training")
         if evaluating or saving:
             pauses.collect()
-        if evaluating:
-            pulse.at("evaluating")
-            self._evaluate()
-            self.clock.lap("evaluation")
+        if evaluating and not stopping:
+            stopping = not self._evaluate()
         if saving or stopping:
             pulse.at("saving")
             self._save()
             self.clock.lap("checkpoints")
+        return not stopping
 
     def _log(self) -> None:
         self._check_finite()
@@ -215,11 +217,23 @@ class Trainer:
         self._jumps = []
         self._logged = (self.step, self.clock.stepping, self.clock.seconds["data_wait"])
 
-    def _evaluate(self) -> None:
-        found = self.held_out.evaluate(self.engine)
+    def _lacks_evaluation(self) -> bool:
+        """Whether the step is one to evaluate, and was not: none was made, or the run was stopped before it."""
+        due = self.step == self.total_steps or self.step % self.config.eval_every == 0
+        metrics = self._metrics
+        return self.world.any(due and metrics is not None and metrics.last_losses()["val_loss_step"] != self.step)
+
+    def _evaluate(self) -> bool:
+        """Evaluate and report; False, and nothing is reported, when a rank was told to stop meanwhile."""
+        self.world.pulse.at("evaluating")
+        found = self.held_out.evaluate(self.engine, should_stop=self._should_stop)
+        self.clock.lap("evaluation")
+        if found is None:
+            return False
         if self.step and not math.isfinite(found.loss):
             raise self._diverged(self.step, f"The validation loss after step {self.step} is not finite")
         self._report({"step": self.step, **found.metrics()})
+        return True
 
     def _report(self, record: Record) -> None:
         record["total_steps"] = self.total_steps
@@ -228,10 +242,10 @@ class Trainer:
         for reporter in self.reporters:
             reporter.progress(record)
 
-    def _save(self) -> None:
+    def _save(self, *, again: bool = False) -> None:
         """Save the current step, unless it is saved already."""
         self._check_finite()
-        if self._saved != self.step:
+        if again or self._saved != self.step:
             if not self.engine.is_sound():
                 what = f"The weights after step {self.step} are not finite, or too large to compute with"
                 raise self._diverged(self.step, what)

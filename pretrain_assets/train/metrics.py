@@ -1,7 +1,8 @@
 """`metrics.jsonl`: the history of a run, one JSON record per line.
 
 Invariant: the file tells one consistent history. A resumed run first drops what an interrupted one wrote after the
-checkpoint that it goes on from, and every line that is not the record of a step.
+checkpoint that it goes on from, and every line that is not the record of a step. No run ends because its history cannot
+be written: what is missing in the file waits in memory and goes in, in order, with a later record.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain_assets.launch.contract import METRICS_NAME, read_file, write_file
+from pretrain_assets.errors import StorageError
+from pretrain_assets.launch.contract import METRICS_NAME, read_file, storage_fault, write_file
 from pretrain_assets.table.storage import filesystem, is_remote, join
 from pretrain_assets.train.checkpoint import checkpoint_uri, read_passport
 
 Record = dict[str, Any]
+PAUSE_SECONDS = 60.0
+"""How long an object store that did not take the history is left alone; a try can take many seconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -28,16 +34,19 @@ class MetricsLog:
         self._uri = join(run_dir, METRICS_NAME)
         self.records = [record for record in read_metrics(run_dir) if record["step"] <= last_step]
         self._before = read_passport(checkpoint_uri(run_dir, last_step)) if last_step > 0 else {}
-        self._rewrite()
+        write_file(self._uri, _lines(self.records))
+        self._num_stored, self._failing, self._next_try = len(self.records), False, 0.0
 
     def append(self, record: Record) -> None:
-        """Add a record, on disk when this returns."""
+        """Add a record, on disk when this returns; where it cannot be written, it waits, with one warning."""
         self.records.append(record)
-        if is_remote(self._uri):
-            self._rewrite()
-            return
-        with Path(filesystem(self._uri)[1]).open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(record) + "\n")
+        if time.monotonic() >= self._next_try:
+            self._store(patience=0.0)
+
+    def flush(self) -> None:
+        """Write what still waits, and have patience with an object store."""
+        if self._num_stored < len(self.records):
+            self._store(patience=None)
 
     def first(self, key: str) -> float | None:
         """The first record's value of a quantity."""
@@ -51,8 +60,38 @@ class MetricsLog:
         found = last_losses(self.records)
         return {name: self._before.get(name) if value is None else value for name, value in found.items()}
 
-    def _rewrite(self) -> None:
-        write_file(self._uri, "".join(json.dumps(record) + "\n" for record in self.records).encode())
+    def _store(self, patience: float | None) -> None:
+        try:
+            if is_remote(self._uri):
+                write_file(self._uri, _lines(self.records), patience=patience)
+            else:
+                _append(Path(filesystem(self._uri)[1]), _lines(self.records[self._num_stored :]))
+        except (OSError, StorageError) as error:
+            if not self._failing:
+                reason = error if isinstance(error, StorageError) else storage_fault(self._uri, error)
+                _log.warning("%s waits in memory, the run goes on: %s", self._uri, reason)
+            self._failing = True
+            self._next_try = time.monotonic() + PAUSE_SECONDS if is_remote(self._uri) else 0.0
+            return
+        if self._failing:
+            _log.warning("%s is written again, all of it", self._uri)
+        self._num_stored, self._failing = len(self.records), False
+
+
+def _lines(records: Sequence[Record]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Add lines to a local file: all of them or, on a full disk, nothing."""
+    with path.open("ab", buffering=0) as handle:
+        end = handle.tell()
+        try:
+            while lines:
+                lines = lines[handle.write(lines) :]
+        except OSError:
+            handle.truncate(end)
+            raise
 
 
 def read_metrics(run_dir: str) -> list[Record]:

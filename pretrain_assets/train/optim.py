@@ -37,6 +37,13 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     return [*optimizers, torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=fused)]
 
 
+MOMENTS: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Muon: {"momentum_buffer"},
+}
+"""What an optimizer keeps of every weight once it has made a step."""
+
+
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
     """Learning rate of a step (from 1): linear to the peak at `warmup_steps`, then a cosine to the minimum."""
     if step <= config.warmup_steps:

@@ -5,6 +5,7 @@ Invariant: a passport holds no clock, host, rank or path; two equal runs write e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,16 @@ from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.state import check_digest, check_same
 from pretrain_assets.table.lineage import Pin
 
-FIELDS = (
-    *("identity", "plan", "pin", "table_id", "version", "tag", "filter", "held_out_filter", "tokenizer", "seed"),
-    *("num_splits", "seq_len", "global_batch_tokens", "epoch", "step", "tokens_seen", "budget", "ledger"),
-    *("train_loss", "train_loss_step", "val_loss", "val_loss_step", "recipe", "code_version"),
-)
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("identity", "tokenizer", "budget", "ledger", "recipe"), dict),
+    **dict.fromkeys(("pin", "table_id", "tag", "filter", "held_out_filter", "code_version"), str),
+    **dict.fromkeys(("version", "seed", "num_splits", "seq_len", "global_batch_tokens"), int),
+    **dict.fromkeys(("epoch", "step", "tokens_seen"), int),
+}
+_NESTED: dict[str, type] = {"recipe.model": dict, "recipe.train.optimizer": str, "budget.total_steps": int}
+"""What else is read of a passport without asking first, by its path."""
+
+FIELDS = (*_TYPES, "plan", "train_loss", "train_loss_step", "val_loss", "val_loss_step")
 """Every passport has these, none of them null."""
 
 
@@ -66,6 +72,32 @@ def make_passport(
 def missing_fields(passport: Mapping[str, Any]) -> list[str]:
     """Fields that a passport lacks, or has as null."""
     return [name for name in FIELDS if passport.get(name) is None]
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A passport from its file; losses may be null, and `plan`, which older ones lack, may be missing.
+
+    Raises:
+        ValueError: it is no JSON object, or lacks what is read of it without asking first, or has it of another type.
+    """
+    try:
+        passport = json.loads(data)
+    except (ValueError, RecursionError):
+        passport = None
+    if not isinstance(passport, dict):
+        raise ValueError("is not a JSON object")
+    for path, kind in {**_TYPES, **_NESTED}.items():
+        value: Any = passport
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if type(value) is not kind:
+            is_there = f"has {path}={value!r:.60}, which is no {kind.__name__}"
+            raise ValueError(f"lacks {path}" if value is None else is_there)
+    try:
+        Pin.parse(passport["pin"])
+    except ValueError as error:
+        raise ValueError(f"has no usable pin: {error}") from error
+    return passport
 
 
 def ledger_gaps(passport: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from pretrain_assets.loader.exposure import times_seen
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 
@@ -25,7 +26,7 @@ PASSPORT_FIELDS = (
     *("step", "tokens_seen", "ledger", "train_loss", "val_loss", "val_loss_step", "code_version"),
 )
 """What is taken over from the passport as it stands."""
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 """Of all exporting: another one where the same checkpoint gives other files."""
 MAX_SOURCES = 100
 """Sources that are named, those with the most tokens; the others are added up."""
@@ -35,22 +36,23 @@ NOT_MEASURED = "not measured"
 def provenance(location: Location, passport: Mapping[str, Any], checkpoint_digest: str) -> dict[str, Any]:
     """The facts, as plain JSON values.
 
-    Beside the fields of the passport: `total_steps` of the run, `table` (name), `checkpoint` (digest), `sources` (rows
-    and tokens of the training rows at the pin), `exposures` (how many documents were seen once, more than once, never)
-    and `contamination`.
+    Beside the fields of the passport: `total_steps` of the run and `steps_per_epoch`, `table` (name), `checkpoint`
+    (digest), `sources` (rows and tokens of the training rows at the pin), `exposures` (how many documents were seen
+    once, more than once, never) and `contamination` (of the training rows, where the pinned version knows).
 
     Raises:
         TableError: the table is another one, or the pinned version is gone.
     """
     recipe, pin = from_dict(Recipe, passport["recipe"]), Pin.parse(passport["pin"])
+    dataset = open_pin(location, pin)
     return {
         **{name: passport[name] for name in PASSPORT_FIELDS},
-        "total_steps": passport["budget"]["total_steps"],
+        **{name: passport["budget"][name] for name in ("total_steps", "steps_per_epoch")},
         "table": location.table_name,
         "checkpoint": checkpoint_digest,
-        "sources": sources(open_pin(location, pin), recipe.data),
+        "sources": sources(dataset, recipe.data),
         "exposures": exposures(location, pin, recipe, passport["step"]),
-        "contamination": NOT_MEASURED,
+        "contamination": contamination(dataset, recipe.data),
     }
 
 
@@ -78,6 +80,19 @@ def sources(dataset: lance.LanceDataset, data: DataConfig) -> list[dict[str, Any
             }
         )
     return [{**row, "share": round(row["num_tokens"] / all_tokens, 6)} for row in named]
+
+
+def contamination(dataset: lance.LanceDataset, data: DataConfig) -> dict[str, Any] | str:
+    """How many training rows hold an item of an evaluation set, by the columns of this version; see `curate`."""
+    if "contaminated" not in dataset.schema.names:
+        return NOT_MEASURED
+    query = (
+        "SELECT count(*) AS documents, count(*) FILTER (WHERE contaminated) AS contaminated, "
+        f"count(*) FILTER (WHERE contaminated IS NULL) AS not_searched FROM dataset WHERE {data.filter}"
+    )
+    (counts,) = dataset.sql(query).build().to_batch_records()[0].to_pylist()
+    sets = making_parameters(dataset.schema.field("contaminated")).get("eval_sets", [])
+    return {**counts, "eval_sets": [one["name"] for one in sets]}
 
 
 def exposures(location: Location, pin: Pin, recipe: Recipe, step: int) -> dict[str, int]:

@@ -31,6 +31,7 @@ from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.loop import Trainer
 from pretrain_assets.train.measure import Clock
 from pretrain_assets.train.metrics import MetricsLog, data_wait
+from pretrain_assets.train.preflight import check_way
 from pretrain_assets.train.reporting import Reporter, open_reporters
 from pretrain_assets.train.sampling import sample_text
 from pretrain_assets.train.state import load_model
@@ -63,6 +64,7 @@ def run(spec: RunSpec, should_stop: Callable[[], bool] = lambda: False) -> int:
 def _train(
     spec: RunSpec, world: World, reporters: list[Reporter], should_stop: Callable[[], bool], clock: Clock
 ) -> dict[str, Any]:
+    check_way(spec.run_dir)
     check_disjoint(Location(database_uri=spec.database_uri, table_name=spec.table_name), spec)
     step = _resume_step(spec, world)
     trainer = Trainer(spec, world, reporters, clock)
@@ -80,6 +82,8 @@ def _train(
     world.pulse.at("finishing")
     if metrics is None:
         return {"status": status}
+    metrics.flush()
+    saved = checkpoint.checkpoint_uri(spec.run_dir, trainer.step) if trainer.step else None
     return {
         "status": status,
         "step": trainer.step,
@@ -90,10 +94,10 @@ def _train(
         "first_val_loss": metrics.first("val_loss"),
         **metrics.last_losses(),
         "data_wait": data_wait(metrics.records),
-        "checkpoint": checkpoint.checkpoint_uri(spec.run_dir, trainer.step),
-        "digest": checkpoint.digest(checkpoint.checkpoint_uri(spec.run_dir, trainer.step)),
+        "checkpoint": saved,
+        "digest": checkpoint.digest(saved) if saved else None,
         "sample": _sample(spec, trainer.step) if status == "done" else None,
-        "passport": trainer.passport(),
+        "passport": trainer.passport() if saved else None,
     }
 
 
@@ -105,7 +109,6 @@ def _sample(spec: RunSpec, step: int) -> str:
 
 def _resume_step(spec: RunSpec, world: World) -> int:
     """Step that all ranks resume from; 0 to begin."""
-    checkpoint.check_way(spec.run_dir)
     if spec.resume == "never":
         if checkpoint.steps(spec.run_dir) or read_file(join(spec.run_dir, METRICS_NAME)):
             raise ConfigError(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from pretrain_assets.config import ExecutionConfig
-from pretrain_assets.errors import CheckpointError
-from pretrain_assets.launch.contract import PASSPORT_NAME, FileFacts
+from pretrain_assets.errors import CheckpointError, PretrainError
+from pretrain_assets.launch.contract import PASSPORT_NAME, FileFacts, persistently, storage_fault
+from pretrain_assets.table.storage import is_remote
 from pretrain_assets.train import checkpoint
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.shards import Piece, Snapshot
@@ -78,14 +80,12 @@ class Saver:
         try:
             parts = self._all(lambda: self._write(step, passport))
             files = {name: facts for part in parts for name, facts in part.items()}
-            self._all(lambda: self._finish(step, files) if self._world.is_main else None)
+            self._all(lambda: self._persistently(lambda: self._finish(step, files)) if self._world.is_main else None)
         except CheckpointError as error:
-            free = checkpoint.free_space(self._run_dir)
             self._all(lambda: checkpoint.discard_unfinished(self._run_dir) if self._world.is_main else None)
             raise CheckpointError(
-                f"Cannot write checkpoint {checkpoint.checkpoint_uri(self._run_dir, step)}: {error}.{free} Earlier "
-                "checkpoints are intact. Free space, lower execution.keep_last or choose another run_dir, then start "
-                "the same run again: it resumes."
+                f"Cannot write checkpoint {checkpoint.checkpoint_uri(self._run_dir, step)}: {str(error).rstrip('.')}. "
+                "Earlier checkpoints are intact: the same run, started again, goes on from the newest."
             ) from error
 
     def _write(self, step: int, passport: Mapping[str, Any] | None) -> dict[str, FileFacts]:
@@ -93,14 +93,22 @@ class Saver:
         place = f"{self._world.rank + 1:05d}-of-{self._world.size:05d}"
         files = {}
         if self._world.is_main:
-            checkpoint.begin(self._run_dir, step)
-        for kind, snapshot in self._snapshots.items():
-            name = f"{kind}-{place}.safetensors"
-            files[name] = checkpoint.write_file(self._run_dir, step, name, snapshot.chunks())
+            self._persistently(lambda: checkpoint.begin(self._run_dir, step))
+        contents: dict[str, Callable[[], Iterable[bytes | memoryview]]] = {
+            f"{kind}-{place}.safetensors": snapshot.chunks for kind, snapshot in self._snapshots.items()
+        }
         if passport is not None:
             text = json.dumps(passport, indent=2, ensure_ascii=False).encode()
-            files[PASSPORT_NAME] = checkpoint.write_file(self._run_dir, step, PASSPORT_NAME, [text])
+            contents[PASSPORT_NAME] = lambda: [text]
+        for name, chunks in contents.items():
+            files[name] = self._persistently(partial(self._write_file, step, name, chunks))
         return files
+
+    def _write_file(self, step: int, name: str, chunks: Callable[[], Iterable[bytes | memoryview]]) -> FileFacts:
+        return checkpoint.write_file(self._run_dir, step, name, chunks())
+
+    def _persistently(self, work: Callable[[], T]) -> T:
+        return persistently(self._run_dir, work)
 
     def _finish(self, step: int, files: Mapping[str, FileFacts]) -> None:
         """Make the written files count, and remove what they replace; on the main rank."""
@@ -115,7 +123,9 @@ class Saver:
         try:
             found = work()
         except Exception as error:  # whatever it is, the other ranks wait to hear of it
-            fault = str(error) or type(error).__name__
+            of_storage = isinstance(error, OSError) or is_remote(self._run_dir)
+            plain = isinstance(error, PretrainError) or not of_storage
+            fault = (str(error) or type(error).__name__) if plain else storage_fault(self._run_dir, error)
         answers: list[tuple[Any, str | None]] = [(found, fault)]
         if self._group is not None:
             answers = [(None, None)] * self._world.size

@@ -7,13 +7,14 @@ together on any number of ranks; equal tensors give equal bytes; no pickle is wr
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pretrain_assets.errors import CheckpointError
@@ -82,11 +83,14 @@ def stored(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and type of every tensor in a folder's files, put together.
 
     Raises:
-        CheckpointError: a part of one is missing, or a file is no safetensors file.
+        CheckpointError: a part of one is missing, a file is no safetensors file, or its header is not as we write it.
     """
+    reader = _reader(folder)
+    for path in sorted(path for path in reader.fs.ls(str(folder)) if path.endswith(".safetensors")):
+        _check_header(path)
     try:
-        tensors = _reader(folder).read_metadata().state_dict_metadata
-    except SafetensorError as error:
+        tensors = reader.read_metadata().state_dict_metadata
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"Checkpoint {folder} cannot be read: {error}") from error
     for name, tensor in tensors.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
@@ -110,6 +114,22 @@ def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
         except CheckpointException as error:
             reasons = "; ".join(str(failure[0]) for failure in error.failures.values())
             raise CheckpointError(f"Checkpoint {folder} does not fit: {reasons}") from error
+
+
+def _check_header(path: str) -> None:
+    """Refuse a file whose header does not say where each of its tensors lies in the whole."""
+    name = "its header"
+    try:
+        with safe_open(path, framework="pt") as file:
+            places = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                offsets, shape = places[name]["saved_offsets"], file.get_slice(name).get_shape()
+                if len(offsets) != len(shape) or any(type(offset) is not int or offset < 0 for offset in offsets):
+                    raise ValueError(f"saved_offsets {offsets!r:.80} for the shape {shape}")
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        folder, file_name = os.path.split(path)
+        raise CheckpointError(f"Checkpoint {folder} cannot be read: {file_name}: {name}: {reason}") from error
 
 
 def _reader(folder: Path) -> Any:

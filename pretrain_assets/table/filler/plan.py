@@ -53,8 +53,8 @@ class Plan:
     """The newest version, which the commit is made on."""
     wanted: list[lance.LanceFragment]
     """Fragments that hold rows of the input version."""
-    rows_deleted: bool
-    """Rows that the stage's last version had are gone, so values that depend on other rows may be outdated."""
+    may_be_outdated: bool
+    """Values that depend on other rows may be: rows that they were made from are gone, or were made anew."""
     input_rows: int
     """Rows of the input version."""
     previous: LineageRecord | None
@@ -105,7 +105,7 @@ def make_plan(location: Location, spec: Fill, input_pin: Pin) -> Plan:
         spec=spec,
         dataset=dataset,
         wanted=wanted,
-        rows_deleted=_rows_deleted(dataset, spec, previous),
+        may_be_outdated=_may_be_outdated(dataset, spec, previous),
         input_rows=pinned.count_rows(),
         previous=previous,
         work=work,
@@ -182,8 +182,21 @@ def missing_fragments(
     return missing
 
 
-def _rows_deleted(dataset: lance.LanceDataset, spec: Fill, previous: LineageRecord | None) -> bool:
-    if previous is None or not any(isinstance(group, TableColumns) for group in spec.groups):
+def _may_be_outdated(dataset: lance.LanceDataset, spec: Fill, previous: LineageRecord | None) -> bool:
+    """Whether rows are gone since the stage's last version, or files with inputs of its `TableColumns` are others."""
+    inputs = {name for group in spec.groups if isinstance(group, TableColumns) for name in group.inputs}
+    if previous is None or not inputs:
         return False
     seen = previous.details["planned"]  # the version that the values were made from; a delete may have raced the commit
-    return bool(dataset.count_rows(f"_row_created_at_version <= {seen['version']}") < seen["rows"])
+    if dataset.count_rows(f"_row_created_at_version <= {seen['version']}") < seen["rows"]:
+        return True
+    try:
+        before = dataset.checkout_version(seen["version"])
+    except (ValueError, OSError):  # cleaned up, long ago
+        return True
+    leaves = set(columnfile.leaf_ids(dataset.lance_schema, sorted(inputs)))
+    then, now = (
+        {f.fragment_id: {file.path for file in f.metadata.files if leaves.intersection(file.fields)} for f in fragments}
+        for fragments in (before.get_fragments(), dataset.get_fragments())
+    )
+    return any(then[fragment_id] != now[fragment_id] for fragment_id in then.keys() & now.keys())

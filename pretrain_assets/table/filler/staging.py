@@ -24,9 +24,9 @@ def stage(plan: Plan, session: Session) -> None:
     """Compute every column group of the plan, in order, reusing what an earlier run finished."""
     for work in plan.work:
         group, function = work.group, None
-        if isinstance(group, TableColumns) and (work.fragments or plan.rows_deleted):
+        if isinstance(group, TableColumns) and (work.fragments or plan.may_be_outdated):
             function = group.make(reader(plan, plan.dataset.get_fragments()))
-            if plan.rows_deleted:
+            if plan.may_be_outdated:
                 work.fragments = _with_outdated(plan, work, function)
         if work.fragments:
             _stage_group(plan, work, session, function)
