@@ -11,12 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from pretrain_assets.assets import inprocess
 from pretrain_assets.cli import cli, main
+from pretrain_assets.errors import FilterError, PretrainError
+from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location, open_dataset
 
 ROOT = Path(__file__).parent.parent
@@ -116,6 +120,80 @@ def prepared(home: Path) -> Path:
     for arguments in (["ingest", "docs.parquet"], ["dedup"], ["tokenize", "--tokenizer", "byte"]):
         assert pretrain(*arguments).exit_code == 0
     return home
+
+
+def test_tokens_beside_are_trained_on_at_the_version_that_has_them(
+    prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["demo", *EVERY_ROW, "--set", "data.token_column=input_ids_byte"]
+    assert "Run `pretrain tokenize --beside byte --tokenizer NAME` first" in refused(capsys, "train", *asked)
+    assert pretrain("tokenize", "--tokenizer", "byte", "--beside", "byte").exit_code == 0
+    spec = json.loads(Path(shlex.split(pretrain("train", *asked, "--write-spec").stdout)[-1]).read_text())
+    assert (spec["tag"], spec["recipe"]["data"]["token_column"]) == ("tokenized_byte-v4", "input_ids_byte")
+    plain = json.loads(Path(shlex.split(pretrain("train", *asked[:-2], "--write-spec").stdout)[-1]).read_text())
+    assert plain["tag"] == "tokenized-v3"
+    assert "it has: tokenized_byte-v4" in refused(capsys, "train", *asked, "--tag", "tokenized-v3")
+    packed = pretrain("pack-sample", *asked, "--blocks", "8", "--out", "blocks.npy").stdout
+    assert packed.startswith("blocks.npy: 8 blocks of 128 tokens") and packed.endswith("from tokenized_byte-v4\n")
+
+
+def test_the_engines_own_columns_are_not_named(prepared: Path) -> None:
+    dataset = open_dataset(Location(database_uri=str(prepared / ".pretrain/lancedb")))
+    columns = ", ".join(dataset.schema.names)
+    for predicate, reason in (("nope_nope > 1", "No field named nope_nope."), ("scor > 1", "Did you mean 'score'?")):
+        with pytest.raises(FilterError) as error:
+            check_predicate(dataset, predicate, setting="--where")
+        start = f"--where={predicate!r} is not a predicate of this table: No field named "
+        assert str(error.value).startswith(start) and str(error.value).endswith(f"{reason} Columns: {columns}")
+        assert "Valid" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("result", "options", "words"),
+    [
+        ({"error_type": "DivergenceError"}, [], "failed: the reason is above\n"),
+        ({"error_type": "DivergenceError"}, ["--json"], "failed: The loss is not finite\n"),
+        ({}, [], "failed: The loss is not finite\n"),  # no rank lived to say it
+    ],
+)
+def test_the_reason_of_a_failure_is_told_once(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, result: dict[str, Any], options: list[str], words: str
+) -> None:
+    failed = {"status": "failed", "error": "The loss is not finite", "is_mistake": True, **result}
+    monkeypatch.setattr("pretrain_assets.launch.local.run_local", lambda *_: failed)
+    done = pretrain("train", "demo", *EVERY_ROW, *options)
+    assert (done.exit_code, done.stderr) == (1, words)
+
+
+def test_ctrl_c_during_the_imports_is_one_word() -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pretrain_assets.cli.stages': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "runpy.run_module('pretrain_assets', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "\nAborted!\n")
+
+
+@pytest.mark.parametrize("stop", [dg.DagsterExecutionInterruptedError, KeyboardInterrupt])
+def test_a_stopped_demo_says_that_it_goes_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    @dg.op
+    def model__checkpoint() -> None:
+        raise stop
+
+    @dg.job
+    def stopped() -> None:
+        model__checkpoint()
+
+    monkeypatch.setattr(dg.DagsterInstance, "get", dg.DagsterInstance.ephemeral)
+    monkeypatch.setattr(inprocess, "build_defs", lambda: dg.Definitions(jobs=[stopped]))
+    with pytest.raises(PretrainError, match=r"model__checkpoint was stopped\..*the same command goes on from there"):
+        inprocess.run_job("stopped")
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from pretrain_assets.train.preflight import check_memory
 from pretrain_assets.train.pulse import Beat
 from pretrain_assets.train.run import run
 from pretrain_assets.train.spikes import LEAST, Curve, Point, SpikeDetector
+from pretrain_assets_tests import runs
 from pretrain_assets_tests.runs import RECIPE, TOKENIZER, after, eventually, losses, make_database, spec_in
 
 
@@ -392,10 +393,10 @@ def test_a_request_to_stop_ends_an_evaluation_which_is_made_up_for(
 
 
 def test_a_model_beyond_all_memory_is_refused_before_it_grows(make_spec, monkeypatch):
-    with pytest.raises(
-        ConfigError,
-        match=r"model.n_layer=100000000 and model.n_embd=32 .* 5,\d{3}\.\d GB, and this machine has [\d,]+\.\d GB of memory",
-    ):
+    numbers = (
+        r"model.n_layer=100000000 and model.n_embd=32 has 1,270,\d{3},\d{3},\d{3} weights: 5,08\d\.\d GB, and this"
+    )
+    with pytest.raises(ConfigError, match=rf"{numbers} machine has [\d,]+\.\d GB of memory"):
         check_memory(override(RECIPE, {"model.n_layer": 100_000_000}), TOKENIZER)
     refused = ConfigError("too large")
     monkeypatch.setattr("pretrain_assets.train.loop.check_memory", lambda *_: (_ for _ in ()).throw(refused))
@@ -616,6 +617,17 @@ def test_the_launcher_names_the_signal_and_a_reason_without_a_result(make_spec, 
         result = run_local(spec, 2)
     assert result["error_type"] == "ConfigError" and "is being trained by another process" in result["error"]
     assert result["is_mistake"] and read_result(spec.run_dir) is None
+
+
+@pytest.mark.slow
+def test_two_ranks_break_off_an_evaluation_together(database, tmp_path):
+    """Rank 1 is asked once in each evaluation and after each step, and says yes in that of step 3."""
+    alone, spec = (long_evaluations(database, str(tmp_path / name)) for name in ("alone", "run"))
+    assert runs.drive(spec, "stop", 5, tmp_path) != 0
+    assert read_result(spec.run_dir)["status"] == "stopped" and checkpoint.newest(spec.run_dir) == 3
+    assert [at for at, _ in losses(spec.run_dir)["val_loss"]] == [0]
+    assert run(alone) == 0 and run(spec) == 0
+    runs.assert_close(losses(spec.run_dir), losses(alone.run_dir))
 
 
 @pytest.mark.slow

@@ -156,6 +156,26 @@ def test_ngrams_are_those_of_the_plain_loops(words: list[str]) -> None:
         assert found[f"gopher_top_{size}gram"] == pytest.approx(expected / length, rel=1e-6)
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.sampled_from([".", "..", "...", "\n", "\n\n", " ", "a", "the be", "é", "…", "•", "\u2028", "[1]"]),
+        max_size=40,
+    )
+)
+def test_a_text_is_measured_as_if_it_were_alone(pieces: list[str]) -> None:
+    texts = ["".join(pieces[at : at + 4]) for at in range(0, len(pieces), 4)]
+    together = rule_numbers(*text_bytes(pa.array(texts, pa.string())), STOP_WORDS)
+    alone = [rule_numbers(*text_bytes(pa.array([text])), STOP_WORDS) for text in texts]
+    assert {name: array.tolist() for name, array in together.items()} == {
+        name: [one[name].item() for one in alone] for name in together
+    }
+
+
+def test_an_ellipsis_does_not_begin_in_the_text_before() -> None:
+    assert rule_numbers(*text_bytes(pa.array(["a.", ".."])), STOP_WORDS)["gopher_ellipsis_lines"].tolist() == [0.0, 0.0]
+
+
 def test_stop_words_are_those_asked_for() -> None:
     words = (*(f"w{number}" for number in range(63)), "été")
     assert numbers("été w0 w62 w1 W1 the", words)["gopher_stop_words"] == 4

@@ -409,3 +409,40 @@ def test_field_21_a_document_of_50_mb_in_bounded_memory(name: str) -> None:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert (len(ids), ids[0], ids[-1]) == (10_000_001, 4775, 220) and (ids[1:-1] == 1573).all()
     assert grown < 600_000_000
+
+
+# --- the benchmark -----------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_counts_documents_with_other_ids(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from benchmarks import curation_tokens
+    from benchmarks.harness import Round
+
+    lists = [[1, 2], [], [3], [4, 5, 6]]
+    whole = pa.chunked_array([pa.array(lists, pa.list_(pa.int32()))])
+    cut = pa.chunked_array([pa.array(lists[:1], pa.list_(pa.int32())), pa.array(lists[1:], pa.list_(pa.int32()))])
+    found = list(curation_tokens.digests(whole, [0, 2, 3]))
+    assert found == list(curation_tokens.digests(cut, [0, 2, 3])) and len(set(found)) == 3
+
+    def took(cpu_seconds: float, digests: list[str]) -> list[Round]:
+        numbers = {"bytes_written": 0, "peak_pss_bytes": 0, "sum_of_peaks_bytes": 0, "processes": 1}
+        answer = {"bytes": 1_000_000, "tokens": 250_000, "digests": digests}
+        return [Round(seconds=1.0, cpu_seconds=cpu_seconds, answer=answer, **numbers)]
+
+    rounds = {
+        curation_tokens.DEFAULT: took(0.5, found),
+        curation_tokens.FAST: took(0.1, [*found[:2], "other"]),
+        curation_tokens.PUBLISHED: took(4.0, found),
+    }
+    facts, ratios, targets = curation_tokens.compare(rounds, tmp_path)
+    assert ratios == pytest.approx(
+        {"tokenize_default_vs_transformers": 8, "tokenize_fast_vs_transformers": 40, "tokenize_same_ids": 2 / 3}
+    )
+    assert facts["tokens: results"]["first_documents_that_differ"] == {curation_tokens.FAST: [2]}
+    assert {key: ratios[key] >= least for key, least in targets.items()} == {
+        "tokenize_default_vs_transformers": True,
+        "tokenize_fast_vs_transformers": True,
+        "tokenize_same_ids": False,
+    }

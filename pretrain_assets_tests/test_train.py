@@ -29,6 +29,7 @@ from pretrain_assets.errors import ConfigError, DataIdentityError, FilterError, 
 from pretrain_assets.launch.contract import read_result, read_spec, write_spec
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.train import checkpoint, distributed
+from pretrain_assets.train.lines import opening
 from pretrain_assets.train.lock import sole_writer
 from pretrain_assets.train.metrics import data_wait, read_metrics, speed_per_rank
 from pretrain_assets.train.passport import missing_fields
@@ -105,6 +106,24 @@ def test_a_run_reports_everything(undisturbed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "total", "epoch", "words"),
+    [
+        ({}, 8, 102, ["8 steps, 0.0784 epochs of 102, 2,048 tokens\n"]),
+        ({"train__warmup_steps": 1}, 1, 1, ["1 step, 1 epoch of 1, 256 tokens\n"]),
+        ({"train__warmup_steps": 10**8}, 2, 13, ["warning: train.warmup_steps=100,000,000, and the run has 2 steps: "]),
+        ({"train__warmup_steps": 9}, 8, 13, ["warning: ", "no further than 0.89 of its peak"]),
+        ({"train__warmup_steps": 8}, 8, 13, ["8 steps, 0.615 epochs of 13"]),
+    ],
+)
+def test_the_opening_counts_in_words_and_warns_of_a_warm_up_without_end(make_spec, changes, total, epoch, words):
+    settings = {"num_parameters": 9, "ranks": 1, "device_name": "CPU", "step": 0}
+    text = opening(make_spec(**changes), total_steps=total, epoch_steps=epoch, **settings)
+    for word in words:
+        assert word in text
+    assert ("warning" in text) == any("warning" in word for word in words)
+
+
 def test_two_ranks_equal_one(undisturbed, on_two_ranks):
     (one, result), (two, same) = undisturbed, on_two_ranks
     assert_close(losses(two.run_dir), losses(one.run_dir))

@@ -14,6 +14,9 @@ from pretrain_assets.project import home
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """Dagster's own event lines go to the instance; people read the stages' log lines."""
 
+INTERRUPTIONS = {error.__name__ for error in (dg.DagsterExecutionInterruptedError, KeyboardInterrupt)}
+"""What a step ends with upon SIGTERM or Ctrl-C."""
+
 
 def run_job(name: str, *, partition: str | None = None) -> None:
     """Run a job to its end.
@@ -33,7 +36,7 @@ def run_job(name: str, *, partition: str | None = None) -> None:
     for event in result.all_events:
         if event.is_step_failure:
             data = event.step_failure_data
-            if data.error and data.error.cls_name == dg.DagsterExecutionInterruptedError.__name__:
+            if data.error and data.error.cls_name in INTERRUPTIONS:
                 raise PretrainError(
                     f"{event.step_key} was stopped. Finished stages are kept, training saved what it had, and the same "
                     "command goes on from there."

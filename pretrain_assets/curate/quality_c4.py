@@ -100,10 +100,10 @@ def count_c4(data: Any, offsets: Any, firsts: Any, stops: Any, lengths: Any, kin
 def _line(data: Any, start: int, stop: int, words: int, longest: int, kinds: Any, count: Any) -> None:
     start, stop = left_strip(data, start, stop), right_strip(data, start, stop)
     if start < stop:
-        count[BULLETS] += data[start] == 0x2D or _is_at(data, start, stop, 0xE2, 0x80, 0xA2)
-        count[ELLIPSES] += _is_at(data, stop - 3, stop, 0x2E, 0x2E, 0x2E) or _is_at(
-            data, stop - 3, stop, 0xE2, 0x80, 0xA6
-        )
+        count[BULLETS] += data[start] == 0x2D or _is_three(data, start, stop, start, 0xE2, 0x80, 0xA2)
+        tail = stop - 3
+        dots = _is_three(data, start, stop, tail, 0x2E, 0x2E, 0x2E)
+        count[ELLIPSES] += dots or _is_three(data, start, stop, tail, 0xE2, 0x80, 0xA6)
     if longest > LONG_WORD:
         count[LONG_WORDS] += 1
         return
@@ -126,8 +126,9 @@ def _line(data: Any, start: int, stop: int, words: int, longest: int, kinds: Any
 
 
 @compiled
-def _is_at(data: Any, at: int, stop: int, first: int, second: int, third: int) -> Any:
-    if at < 0 or at + 3 > stop:
+def _is_three(data: Any, start: int, stop: int, at: int, first: int, second: int, third: int) -> Any:
+    """Whether these three bytes stand at a place of a span."""
+    if at < start or at + 3 > stop:
         return False
     return data[at] == first and data[at + 1] == second and data[at + 2] == third
 
