@@ -37,7 +37,7 @@ from pretrain_assets.assets.tokenized import tokenized
 
 
 def build_defs(resource_overrides: Mapping[str, object] | None = None) -> dg.Definitions:
-    """All definitions; `resource_overrides` replaces resources by name (corpus, source, eval_sets, engine, launcher)."""
+    """All definitions; `resource_overrides` replaces resources by name, such as corpus, source or engine."""
     return dg.Definitions(
         assets=[
             *(source_files, eval_sets),

@@ -152,7 +152,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             read_eval_sets([str(tmp_path / written)])
-    with pytest.raises(InputError, match="nothing://x.*cannot be opened"):
+    with pytest.raises(InputError, match=r"nothing://x.*cannot be opened"):
         read_eval_sets(["nothing://x/y.jsonl"])
 
 

@@ -258,7 +258,7 @@ def test_oddity_9_documents_without_tokens_stop_the_plan_not_the_run(tmp_path: P
         for _ in case.original(where, 60, read_batch_size=1):
             seen += 1
     assert seen >= 28
-    with pytest.raises(FilterError, match=r"keeps 1 rows whose n_tokens is NULL, first row id 0:"):
+    with pytest.raises(FilterError, match=r"keeps 1 row whose n_tokens is NULL, first row id 0:"):
         case.loader(where).plan(0)
 
 

@@ -280,7 +280,7 @@ def test_nulls_that_somebody_elses_compaction_stored_count_as_lacking(location: 
     curate(location)
     columns_of = compaction._computed_columns(open_dataset(location))
     (fragment,) = open_dataset(location).get_fragments()
-    assert columns_of(fragment) == {"input_ids", "n_tokens", "content_hash", "is_dup"}
+    assert columns_of(fragment) == {"input_ids", "n_tokens", "content_hash", "dup_of", "is_dup"}
 
 
 def test_segments_of_the_index_merge_with_the_fragments(tmp_path: Path) -> None:

@@ -178,10 +178,16 @@ def test_compaction_that_stored_nulls_is_filled_again(location: Location) -> Non
     assert values(location, "text") == [*TEXTS, "dog", "new"]
 
 
-def test_other_parameters_remake_every_row_in_one_version(location: Location) -> None:
+def test_other_parameters_remake_every_row_in_one_version(
+    location: Location, caplog: pytest.LogCaptureFixture
+) -> None:
     append(location, ["dog"])
     first = run_tokenize(location)
-    other = run_tokenize(location, tokenizer="gpt2")
+    assert not caplog.messages
+    with caplog.at_level("WARNING", "pretrain_assets"):
+        other = run_tokenize(location, tokenizer="gpt2")
+    (warning,) = caplog.messages
+    assert "input_ids, n_tokens: every row is computed anew" in warning and 'name: "byte" -> "gpt2"' in warning
     assert (other.changed, other.pin.version, other.record.rows) == (True, first.pin.version + 1, 5)
     assert values(location, "input_ids") == [[9246], [9703], [9246], [], [9703]]
     assert values(location, "input_ids", first.record.tag) == byte_ids(*TEXTS, "dog")
@@ -241,7 +247,7 @@ def test_a_column_dropped_before_leaves_field_ids_in_place(location: Location) -
     run_dedup(location)
     ids = {f.name(): f.id() for f in open_dataset(location).lance_schema.fields()}
     assert ids == {"id": 0, "text": 2, "source": 3, "source_file": 4, "score": 5, "n_chars": 6, "content_hash": 7} | {
-        name: ids[name] for name in ("input_ids", "n_tokens", "is_dup")
+        name: ids[name] for name in ("dup_of", "input_ids", "n_tokens", "is_dup")
     }
     assert (values(location, "text"), values(location, "input_ids")) == (TEXTS, byte_ids(*TEXTS))
     assert values(location, "is_dup") == [False, False, True, False]

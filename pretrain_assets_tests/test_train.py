@@ -105,7 +105,6 @@ def test_a_run_reports_everything(undisturbed):
     assert passport["tokens_seen"] == sum(e["tokens_trained"] for e in passport["ledger"].values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "total", "epoch", "words"),
     [
@@ -124,6 +123,7 @@ def test_the_opening_counts_in_words_and_warns_of_a_warm_up_without_end(make_spe
     assert ("warning" in text) == any("warning" in word for word in words)
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one(undisturbed, on_two_ranks):
     (one, result), (two, same) = undisturbed, on_two_ranks
     assert_close(losses(two.run_dir), losses(one.run_dir))

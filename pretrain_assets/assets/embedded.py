@@ -1,11 +1,20 @@
-"""`corpus/embedded` and `corpus/model_scored`: columns by models that read documents; in no job, since they need one."""
+"""`corpus/embedded` and `corpus/model_scored`: columns by models that read documents. In no job: they need a model."""
 
 import dagster as dg
 from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import check_result, stage_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, EMBEDDED, GROUP, MASKED, MODEL_SCORED, RETRY, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import (
+    DECONTAMINATED,
+    EMBEDDED,
+    GROUP,
+    MASKED,
+    MODEL_SCORED,
+    RETRY,
+    TABLE_POOL,
+    TOKENIZED,
+)
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
 from pretrain_assets.config import EmbedConfig, ModelScoreConfig, from_dict

@@ -17,6 +17,7 @@ import click
 from pretrain_assets import project
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
+from pretrain_assets.plural import counted
 from pretrain_assets.table.storage import Location
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def print_stage(result: StageResult, json_output: bool) -> None:
         click.echo(json.dumps(stage_facts(result), indent=2))
     elif result.changed:
         ledger = ", ".join(f"{name} {count:,}" for name, count in record.ledger.items())
-        click.echo(f"{record.tag}: {record.rows:,} rows, {megabytes(record.bytes_added)} added ({ledger})")
+        click.echo(f"{record.tag}: {counted(record.rows, 'row')}, {megabytes(record.bytes_added)} added ({ledger})")
     else:
         click.echo(f"{record.tag}: nothing to do, no new version")
 

@@ -14,6 +14,7 @@ import click
 
 from pretrain_assets.cli.common import as_json
 from pretrain_assets.config import MaintainConfig
+from pretrain_assets.plural import counted
 
 
 @click.command()
@@ -136,7 +137,7 @@ def delete(
     if found.rows and not dry_run:
         if not yes:
             click.echo(deletion_text(found), err=True)
-            click.confirm(f"Delete {found.rows:,} rows?", abort=True, err=True)
+            click.confirm(f"Delete {counted(found.rows, 'row')}?", abort=True, err=True)
         found = table.delete(location, request, pinned_by_runs=runs)
     click.echo(json.dumps(asdict(found), indent=2) if json_output else deletion_text(found))
 

@@ -11,7 +11,6 @@ from pretrain_assets.config.data import DataConfig, LoaderConfig, TokenizerIdent
 from pretrain_assets.convert import check_name, require, to_dict
 from pretrain_assets.errors import ConfigError
 
-
 MOST = 10**9
 """Counts end below this: more is a slip of the hand."""
 MAX_RATE = 1e30

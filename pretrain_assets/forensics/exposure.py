@@ -12,6 +12,7 @@ from pretrain_assets.config import Recipe
 from pretrain_assets.loader.exposure import exposures
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
@@ -35,7 +36,7 @@ class SeenBy:
         if self.first_step is None:
             return f"not seen: {self.reason}"
         often = "once" if self.times == 1 else f"{self.times} times"
-        return f"seen {often}, first at step {self.first_step}, {self.tokens:,} tokens"
+        return f"seen {often}, first at step {self.first_step}, {counted(self.tokens, 'token')}"
 
 
 def schedule_of(location: Location, pin: Pin, recipe: Recipe) -> Schedule:

@@ -18,6 +18,7 @@ from pretrain_assets.loader.mixture import SCAN_BATCH_ROWS, assign, mix
 from pretrain_assets.loader.parts import tally
 from pretrain_assets.loader.plan import EpochPlan, KeptRows
 from pretrain_assets.loader.store import ArrayStore, Writer, cache_folder
+from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location, is_remote
@@ -138,8 +139,8 @@ class Planner:
                 missing = self.dataset.count_rows(f"({self._data.filter}) AND {column} IS NULL")
                 row_id = batch["_rowid"].filter(batch[column].is_null())[0].as_py()
                 raise FilterError(
-                    f"{self._setting}={self._data.filter!r} keeps {missing:,} rows whose {column} is NULL, first row "
-                    f"id {row_id}: they were never tokenized, or could not be (see {self._data.token_column}_error). "
+                    f"{self._setting}={self._data.filter!r} keeps {counted(missing, 'row')} whose {column} is NULL, first "
+                    f"row id {row_id}: they were never tokenized, or could not be (see {self._data.token_column}_error). "
                     "Run the tokenized stage (`pretrain tokenize`) and train on its version, or add "
                     f"`AND {column} IS NOT NULL` to the filter."
                 )

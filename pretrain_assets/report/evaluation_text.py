@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from pretrain_assets.plural import counted
+
 if TYPE_CHECKING:  # they need torch, which takes seconds to import
     from pretrain_assets.train.assessment import Assessment
     from pretrain_assets.train.scores import Measure
@@ -29,7 +31,10 @@ def evaluation_text(found: Assessment) -> str:
         ["model", found.subject],
         ["version", f"{which} ({found.pin})"],
         ["rows", f"{found.rows:,} of {found.filter}"],
-        ["read", f"{share} of {found.blocks_there:,} blocks of {found.seq_len:,} tokens: {found.documents:,} rows"],
+        [
+            "read",
+            f"{share} of {counted(found.blocks_there, 'block')} of {found.seq_len:,} tokens: {counted(found.documents, 'row')}",
+        ],
     ]
     rows = [["all", *_cells(numbers)], *([name, *_cells(part)] for name, part in numbers.by_source.items())]
     headers = ["source", "tokens", "loss", "perplexity", "bits per byte"]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from pretrain_assets.plural import counted
+
 if TYPE_CHECKING:
     from pretrain_assets.train.runs import Run
 
@@ -22,7 +24,7 @@ def recipes_text(recipes: Sequence[Mapping[str, Any]]) -> str:
             recipe["name"],
             f"{recipe['num_parameters'] / 1e6:.1f} M",
             f"{recipe['tokens_per_step']:,}",
-            f"{recipe['max_steps']:,} steps" if recipe["max_steps"] else f"{recipe['epochs']} epoch(s)",
+            counted(recipe["max_steps"], "step") if recipe["max_steps"] else counted(recipe["epochs"], "epoch"),
             recipe["description"],
         )
         for recipe in recipes

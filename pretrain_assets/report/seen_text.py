@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from pretrain_assets.plural import counted
+
 if TYPE_CHECKING:
     from pretrain_assets.forensics.seen import SeenStep
 
@@ -20,7 +22,7 @@ def seen_text(seen: SeenStep) -> str:
     """The step in one line, then one line per part of a document."""
     head = (
         f"{seen.run}\nstep {seen.step:,} of {seen.total_steps:,}, epoch {seen.epoch}, {seen.pin}: "
-        f"{seen.num_documents:,} documents in {seen.num_blocks:,} blocks"
+        f"{counted(seen.num_documents, 'document')} in {counted(seen.num_blocks, 'block')}"
     )
     rows = [
         [

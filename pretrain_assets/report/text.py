@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from pretrain_assets.plural import counted
+
 if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.forensics.lineage import Lineage
     from pretrain_assets.forensics.search import Hit
@@ -101,7 +103,7 @@ def lineage_text(lineage: Lineage) -> str:
         lines.append(f"{indent}└─ {record.stage} v{record.version}  (tag {record.tag}, {record.pin})")
         lines.append(f"{indent}     {', '.join(record.columns)}; {_ledger(record)}; run {record.run_id or 'by hand'}")
     indent = "   " * len(lineage.records)
-    lines += [f"{indent}└─ {r.rows:,} rows from {', '.join(r.inputs)}  (tag {r.tag})" for r in lineage.ingests]
+    lines += [f"{indent}└─ {counted(r.rows, 'row')} from {', '.join(r.inputs)}  (tag {r.tag})" for r in lineage.ingests]
     return "\n".join(lines)
 
 
@@ -150,7 +152,7 @@ def maintain_text(report: MaintainReport) -> str:
         ["rows indexed", f"{report.rows_indexed:,}"],
         ["index segments merged", f"{report.segments_merged:,}"],
         ["versions freed", f"{len(report.versions_freed):,}{freed}"],
-        ["leftovers removed", f"{report.leftovers_removed:,} files, {megabytes(report.leftover_bytes)}"],
+        ["leftovers removed", f"{counted(report.leftovers_removed, 'file')}, {megabytes(report.leftover_bytes)}"],
         *(["waiting", reason] for reason in report.waiting),
     ]
     did = "plan, nothing was changed" if report.dry_run else f"newest version v{report.version}"
@@ -170,7 +172,7 @@ def deletion_text(deletion: Deletion) -> str:
     """What was deleted or would be, where the rows still are, and what to run next."""
     record, request = deletion.record, deletion.request
     lines = [
-        f"{record.tag}: {deletion.rows:,} rows deleted, {record.rows_total:,} stay"
+        f"{record.tag}: {counted(deletion.rows, 'row')} deleted, {record.rows_total:,} stay"
         if record
         else f"{deletion.rows:,} rows match{'' if deletion.rows else '; nothing to do, no new version'}"
     ]

@@ -60,7 +60,7 @@ COLUMNS = (
         name="near_dup_of",
         arrow_type="int64",
         owner="near_deduped",
-        meaning="id of the most similar kept earlier row, of those at least `threshold` similar, or NULL: there is none",
+        meaning="id of the most similar kept earlier row that is at least `threshold` similar, or NULL: there is none",
         nullable=True,
     ),
     Column(

@@ -58,6 +58,19 @@ def same_making(existing: pa.Field, wanted: pa.Field) -> bool:
     )
 
 
+def making_changes(existing: pa.Field, wanted: pa.Field) -> list[str]:
+    """What of a column's making is another now, as `name: old -> new`."""
+    ours, theirs = existing.metadata or {}, wanted.metadata or {}
+    old, new = (json.loads(making.get(PARAMETERS_KEY, b"{}")) for making in (ours, theirs))
+    versions = [making.get(CODE_VERSION_KEY, b"none").decode() for making in (ours, theirs)]
+    changes = [f"code version: {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else []
+    return changes + [
+        f"{name}: {json.dumps(old.get(name)):.60} -> {json.dumps(new.get(name)):.60}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
 def tokenizer_identity(dataset: lance.LanceDataset, column: str = "input_ids") -> TokenizerIdentity:
     """The tokenizer that made a token column at this version, from the column's own metadata.
 

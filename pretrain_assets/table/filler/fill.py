@@ -76,6 +76,8 @@ def _fill(location: Location, spec: Fill, input_pin: Pin, run_id: str | None, se
     heal(location)
     for attempt in range(COMMIT_TRIES):
         plan = make_plan(location, spec, input_pin)
+        for names, changes in plan.changes.items() if attempt == 0 else ():  # a forgotten option may have caused it
+            _log.warning("%s: every row is computed anew, made otherwise before (%s)", names, "; ".join(changes))
         stage(plan, session)
         if not plan.filled and not plan.remake:
             return _nothing_to_fill(plan, input_pin, run_id)

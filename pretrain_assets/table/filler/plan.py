@@ -14,7 +14,7 @@ from pretrain_assets.table.filler import columnfile
 from pretrain_assets.table.filler.columnfile import StagedFile
 from pretrain_assets.table.filler.spec import Fill, RowColumns, TableColumns
 from pretrain_assets.table.lineage import LineageRecord, Pin
-from pretrain_assets.table.schema import same_making
+from pretrain_assets.table.schema import making_changes, same_making
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, open_pin
 
@@ -73,6 +73,14 @@ class Plan:
     def remake(self) -> bool:
         """Whether columns of some group are made anew."""
         return any(work.remake for work in self.work)
+
+    @property
+    def changes(self) -> dict[str, list[str]]:
+        """By the names of its columns, why a group is made anew that was made otherwise before."""
+        existing = {f.name: f for f in self.dataset.schema}
+        last = {", ".join(work.group.names): work.group.outputs.field(work.group.names[-1]) for work in self.work}
+        found = {names: making_changes(existing[f.name], f) for names, f in last.items() if f.name in existing}
+        return {names: changes for names, changes in found.items() if changes}
 
     @property
     def schema_changes(self) -> bool:

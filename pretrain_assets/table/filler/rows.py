@@ -51,33 +51,43 @@ def call(
 
     wanted = [f for f in outputs if f.name != error_name]
 
-    def attempt(start: int, length: int) -> list[list[pa.Array]]:
-        """Arrays of the rows from `start`, reasons last; in pieces."""
-        try:
-            arrays = _checked(function(batch.slice(start, length)), wanted, length, nullable)
-            return [[*arrays, pa.nulls(length, pa.string())]]
-        except NOT_OF_A_ROW:
-            raise
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a Rust library
-                raise
-            failure = error
-        if length > 1:  # outside of the `except`, or the last error would drag all earlier ones along
-            return attempt(start, length // 2) + attempt(start + length // 2, length - length // 2)
-        words = f"{type(failure).__name__}: {failure}".splitlines()[0][:REASON_CHARS]
+    pieces: list[list[pa.Array]] = []
+    ranges = [(0, batch.num_rows)]
+    while ranges:
+        start, length = ranges.pop()
+        found = _attempt(function, batch.slice(start, length), wanted, nullable)
+        if not isinstance(found, BaseException):
+            pieces.append([*found, pa.nulls(length, pa.string())])  # no reasons
+            continue
+        if length > 1:
+            half = length // 2
+            ranges += [(start + half, length - half), (start, half)]
+            continue
+        words = f"{type(found).__name__}: {found}".splitlines()[0][:REASON_CHARS]
         reason = words.encode("utf-8", "replace").decode()  # a lone surrogate is no text for Arrow
         if on_error == "raise":
             raise ColumnError(
                 f"{', '.join(f.name for f in wanted)} cannot be computed for {describe(start)}: {reason}. "
                 "Mend or delete that row, or count such rows instead with on_error=null (--on-error null)."
-            ) from failure
-        return [[*(pa.nulls(1, f.type) for f in wanted), pa.array([reason])]]
-
-    pieces = attempt(0, batch.num_rows)
-    del attempt  # it refers to itself: the batch would stay in memory until garbage is collected
+            ) from found
+        pieces.append([*(pa.nulls(1, f.type) for f in wanted), pa.array([reason])])
     columns = [pa.concat_arrays(column) if len(column) > 1 else column[0] for column in zip(*pieces, strict=True)]
     by_name = dict(zip([f.name for f in wanted] + [error_name], columns, strict=True))
     return [by_name[f.name] for f in outputs]
+
+
+def _attempt(
+    function: BatchFunction, batch: pa.RecordBatch, wanted: Sequence[pa.Field], nullable: Sequence[str]
+) -> Sequence[pa.Array] | BaseException:
+    """What the function returns, or what it raises: handed over, so that no error holds on to the one before it."""
+    try:
+        return _checked(function(batch), wanted, batch.num_rows, nullable)
+    except NOT_OF_A_ROW:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # of a Rust library
+            return error
+        raise
 
 
 def _checked(
