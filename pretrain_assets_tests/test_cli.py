@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -263,6 +264,48 @@ def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.Monk
     exec(loader, names)
     ledger = names["loader"].plan(0).ledger()
     assert names["batch"].input_ids.shape == (16, 128) and ledger["tokens_trained"] > 0
+
+
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+    "-m venv .venv") mkdir -p .venv/bin && cp python .venv/bin/python ;;
+    *"pip install"*) test ! -e .venv/half || echo "on top of a half"
+        touch .venv/half; test ! -e killed || kill -9 $PPID; test ! -e fails || exit 3; rm .venv/half ;;
+esac
+"""
+
+
+def test_an_install_that_was_killed_is_made_afresh(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "python").write_text(FAKE_PYTHON)
+    (tmp_path / "python").chmod(0o755)
+
+    def install(trouble: str | None = None) -> str:
+        if trouble:
+            (tmp_path / trouble).touch()
+        command = ["make", ".venv/installed", f"PYTHON={tmp_path}/python"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (trouble is None)
+        if trouble:
+            (tmp_path / trouble).unlink()
+        return done.stdout
+
+    def pin_changes() -> None:
+        later = (tmp_path / ".venv/installed").stat().st_mtime + 1
+        os.utime(tmp_path / "constraints.txt", (later, later))
+        os.utime(tmp_path / ".venv/installed", (later - 2, later - 2))
+
+    install("killed")
+    assert "starting afresh" in (again := install()) and "half" not in again
+    assert "up to date" in install()
+    pin_changes()
+    install("fails")  # pip itself puts back what it was about to replace
+    assert "starting afresh" not in install()
+    pin_changes()
+    install("killed")
+    assert "starting afresh" in install()
+    assert sorted(path.name for path in (tmp_path / ".venv").iterdir()) == ["bin", "installed"]
 
 
 def test_the_readmes_make_targets_exist() -> None:

@@ -4,9 +4,10 @@ import dagster as dg
 from pydantic import Field
 
 from pretrain_assets.assets.events import md, stage_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, EVAL_SETS, GROUP, QUALITY, RETRY, TABLE_POOL
+from pretrain_assets.assets.keys import DECONTAMINATED, EVAL_SETS, QUALITY
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, EvalSetsResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource, EvalSetsResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import ContaminationConfig, from_dict
 from pretrain_assets.curate.contamination import CODE_VERSION, decontaminate
 from pretrain_assets.curate.contamination_report import contamination_report
@@ -32,15 +33,10 @@ class ContaminationSettings(dg.Config):
     """Share of a source's rows above which the check `contaminated_share` alarms."""
 
 
-@dg.asset(
-    key=DECONTAMINATED,
+@table_asset(
+    DECONTAMINATED,
     deps=[QUALITY, EVAL_SETS],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=CODE_VERSION,
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="contaminated, with item, share and span, for the rows that lack them: filter with NOT contaminated.",
 )
 def decontaminated(

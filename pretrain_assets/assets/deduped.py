@@ -3,9 +3,10 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, GROUP, INGESTED, RETRY, TABLE_POOL
+from pretrain_assets.assets.keys import DEDUPED, INGESTED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import DedupConfig, from_dict
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import CODE_VERSION, PARAMETERS, dedup
@@ -23,15 +24,10 @@ class DedupSettings(dg.Config):
     """Share of a source's rows above which the check `share_removed` alarms."""
 
 
-@dg.asset(
-    key=DEDUPED,
+@table_asset(
+    DEDUPED,
     deps=[INGESTED],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=digest([CODE_VERSION, PARAMETERS]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="content_hash, dup_of and is_dup, for rows that lack them. Duplicates stay; filters leave them out.",
 )
 def deduped(

@@ -8,15 +8,13 @@ from pretrain_assets.assets.events import check_result, stage_result, user_error
 from pretrain_assets.assets.keys import (
     DECONTAMINATED,
     EMBEDDED,
-    GROUP,
     MASKED,
     MODEL_SCORED,
-    RETRY,
-    TABLE_POOL,
     TOKENIZED,
 )
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import EmbedConfig, ModelScoreConfig, from_dict
 from pretrain_assets.curate import embedding, model_scores
 from pretrain_assets.report.plots import bars
@@ -64,15 +62,11 @@ class ModelScoreSettings(dg.Config):
     """`text` or `text_masked`."""
 
 
-@dg.asset(
-    key=EMBEDDED,
+@table_asset(
+    EMBEDDED,
     deps=[TOKENIZED],
-    group_name=GROUP,
     kinds={"table", "huggingface"},
     code_version=digest([embedding.CODE_VERSION]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     check_specs=[
         dg.AssetCheckSpec("unit_vectors", asset=EMBEDDED, description=embedding.unit_vectors.__doc__, blocking=True)
     ],
@@ -95,15 +89,11 @@ def embedded(
     )
 
 
-@dg.asset(
-    key=MODEL_SCORED,
+@table_asset(
+    MODEL_SCORED,
     deps=[DECONTAMINATED, MASKED],
-    group_name=GROUP,
     kinds={"table", "huggingface"},
     code_version=digest([model_scores.CODE_VERSION]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="model_score_<name> by a text-classification model, for the rows that lack it. Optional.",
 )
 def model_scored(

@@ -3,9 +3,10 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import record_metadata, user_errors
-from pretrain_assets.assets.keys import CHECKPOINT, GROUP, INDEX, RETRY, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import CHECKPOINT, INDEX, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import IndexConfig
 from pretrain_assets.forensics.index import CODE_VERSION, TOKENIZER, build_index
 from pretrain_assets.table.lineage import digest
@@ -18,15 +19,10 @@ class IndexSettings(dg.Config):
     """Keep word positions, needed for phrase search: four times the build time, twice the size."""
 
 
-@dg.asset(
-    key=INDEX,
+@table_asset(
+    INDEX,
     deps=[TOKENIZED, CHECKPOINT],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=digest([CODE_VERSION, TOKENIZER]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="Full-text index (BM25) on text; a delta after every append, never a rebuild.",
 )
 def index(context: dg.AssetExecutionContext, corpus: CorpusResource, config: IndexSettings) -> dg.MaterializeResult:  # type: ignore[type-arg]

@@ -3,23 +3,19 @@
 import dagster as dg
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import GROUP, INGESTED, RETRY, SOURCE_FILES, TABLE_POOL
-from pretrain_assets.assets.resources import CorpusResource, SourceResource, table_metadata
+from pretrain_assets.assets.keys import INGESTED, SOURCE_FILES
+from pretrain_assets.assets.resources import CorpusResource, SourceResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.curate import eda
 from pretrain_assets.ingest.append import CODE_VERSION, ingest
 from pretrain_assets.report.plots import bars
 from pretrain_assets.table.storage import open_dataset
 
 
-@dg.asset(
-    key=INGESTED,
+@table_asset(
+    INGESTED,
     deps=[SOURCE_FILES],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=CODE_VERSION,
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="Raw documents, written once: id, doc_id, text, source, source_file, score, n_chars.",
 )
 def ingested(context: dg.AssetExecutionContext, corpus: CorpusResource, source: SourceResource) -> dg.MaterializeResult:  # type: ignore[type-arg]

@@ -4,9 +4,10 @@ import dagster as dg
 from pydantic import Field
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, GROUP, MASKED, RETRY, TABLE_POOL
+from pretrain_assets.assets.keys import DECONTAMINATED, MASKED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import MaskConfig, from_dict
 from pretrain_assets.curate.masking import CODE_VERSION, mask
 from pretrain_assets.report.plots import bars
@@ -21,15 +22,10 @@ class MaskSettings(dg.Config):
     """Replacements of public IP addresses, in turn within a document."""
 
 
-@dg.asset(
-    key=MASKED,
+@table_asset(
+    MASKED,
     deps=[DECONTAMINATED],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=CODE_VERSION,
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="text_masked and n_masked. Optional: tokenize it instead of text by the setting text_column.",
 )
 def masked(

@@ -4,9 +4,10 @@ import dagster as dg
 from pydantic import Field
 
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DEDUPED, GROUP, NEAR_DEDUPED, RETRY, TABLE_POOL
+from pretrain_assets.assets.keys import DEDUPED, NEAR_DEDUPED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import NearDedupConfig, from_dict
 from pretrain_assets.curate import eda, minhash
 from pretrain_assets.curate.near_dedup import CODE_VERSION, near_dedup
@@ -40,15 +41,10 @@ class NearDedupSettings(dg.Config):
     """Share of a source's rows above which the check `near_share_removed` alarms."""
 
 
-@dg.asset(
-    key=NEAR_DEDUPED,
+@table_asset(
+    NEAR_DEDUPED,
     deps=[DEDUPED],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=digest([CODE_VERSION, minhash.CODE_VERSION]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="minhash (of new rows only), near_dup_of, near_dup_similarity and is_near_dup. Near duplicates stay; "
     "filters leave them out.",
 )

@@ -4,9 +4,10 @@ import dagster as dg
 from pydantic import Field
 
 from pretrain_assets.assets.events import md, stage_result, user_errors
-from pretrain_assets.assets.keys import GROUP, NEAR_DEDUPED, QUALITY, RETRY, TABLE_POOL
+from pretrain_assets.assets.keys import NEAR_DEDUPED, QUALITY
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import QualityConfig, from_dict
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.quality import CODE_VERSION, quality
@@ -27,15 +28,10 @@ class QualitySettings(dg.Config):
     """Characters from the beginning of a text by which its language is told."""
 
 
-@dg.asset(
-    key=QUALITY,
+@table_asset(
+    QUALITY,
     deps=[NEAR_DEDUPED],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=CODE_VERSION,
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="The numbers of Gopher's, C4's and FineWeb's rules, language and PII, for the rows that lack them. "
     "Nothing is left out here: the published thresholds are filters.",
 )

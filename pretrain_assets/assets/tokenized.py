@@ -5,9 +5,10 @@ from pydantic import Field
 
 from pretrain_assets import project
 from pretrain_assets.assets.events import stage_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, GROUP, MASKED, MODEL_SCORED, RETRY, TABLE_POOL, TOKENIZED
+from pretrain_assets.assets.keys import DECONTAMINATED, MASKED, MODEL_SCORED, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
-from pretrain_assets.assets.resources import CorpusResource, EngineResource, table_metadata
+from pretrain_assets.assets.resources import CorpusResource, EngineResource
+from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import TokenizeConfig, from_dict
 from pretrain_assets.curate import eda
 from pretrain_assets.report.plots import bars
@@ -34,15 +35,10 @@ class TokenizeSettings(dg.Config):
     """Share of such texts above which the check `failed_share` alarms."""
 
 
-@dg.asset(
-    key=TOKENIZED,
+@table_asset(
+    TOKENIZED,
     deps=[DECONTAMINATED, *OPTIONAL],
-    group_name=GROUP,
-    kinds={"table"},
     code_version=digest([CODE_VERSION, project.tokenizer()]),
-    pool=TABLE_POOL,
-    retry_policy=RETRY,
-    metadata=table_metadata(),
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
 )
 def tokenized(

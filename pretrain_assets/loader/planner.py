@@ -139,8 +139,8 @@ class Planner:
                 missing = self.dataset.count_rows(f"({self._data.filter}) AND {column} IS NULL")
                 row_id = batch["_rowid"].filter(batch[column].is_null())[0].as_py()
                 raise FilterError(
-                    f"{self._setting}={self._data.filter!r} keeps {counted(missing, 'row')} whose {column} is NULL, first "
-                    f"row id {row_id}: they were never tokenized, or could not be (see {self._data.token_column}_error). "
+                    f"{self._setting}={self._data.filter!r} keeps {counted(missing, 'row')} whose {column} is NULL, "
+                    f"first row id {row_id}: never tokenized, or could not be (see {self._data.token_column}_error). "
                     "Run the tokenized stage (`pretrain tokenize`) and train on its version, or add "
                     f"`AND {column} IS NOT NULL` to the filter."
                 )

@@ -27,14 +27,12 @@ def evaluation_text(found: Assessment) -> str:
     else:
         which = f"{version}, NOT the one it was trained on, which is {trained}"
     share = "all" if numbers.blocks == found.blocks_there else f"the first {numbers.blocks:,}"
+    there, documents = counted(found.blocks_there, "block"), counted(found.documents, "row")
     facts = [
         ["model", found.subject],
         ["version", f"{which} ({found.pin})"],
         ["rows", f"{found.rows:,} of {found.filter}"],
-        [
-            "read",
-            f"{share} of {counted(found.blocks_there, 'block')} of {found.seq_len:,} tokens: {counted(found.documents, 'row')}",
-        ],
+        ["read", f"{share} of {there} of {found.seq_len:,} tokens: {documents}"],
     ]
     rows = [["all", *_cells(numbers)], *([name, *_cells(part)] for name, part in numbers.by_source.items())]
     headers = ["source", "tokens", "loss", "perplexity", "bits per byte"]
