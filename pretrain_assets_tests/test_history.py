@@ -76,7 +76,7 @@ def test_each_version_tells_what_it_added_and_the_bytes_add_up(location: Locatio
     listed = history(location)
     assert [(v.version, v.rows, v.columns_added) for v in listed[:5]] == [
         (1, 10, tuple(open_dataset(location, 1).schema.names)),
-        (2, 10, ("content_hash", "is_dup")),
+        (2, 10, ("content_hash", "dup_of", "is_dup")),
         (3, 13, ()),
         (4, 11, ()),
         (5, 11, ("extra",)),
@@ -286,7 +286,7 @@ def test_bytes_are_those_of_files_that_only_the_newer_version_has(location: Loca
 def test_versions_are_named_by_number_or_tag_in_any_order(location: Location, one: int | str, other: str) -> None:
     run_dedup(location)
     found = diff(location, one, other)
-    assert (found.older, found.newer, found.columns_added) == (1, 2, ("content_hash", "is_dup"))
+    assert (found.older, found.newer, found.columns_added) == (1, 2, ("content_hash", "dup_of", "is_dup"))
     same = diff(location, other, other)
     assert same.older == same.newer and not any((same.rows_added, same.bytes_added, same.stages, same.columns_added))
 
@@ -339,6 +339,6 @@ def test_the_verbs_print_text_and_one_json_document(location: Location, tmp_path
     assert listed[1]["records"][0]["run_id"] == "run-1" and listed[2]["bytes_added"] == 0
     assert json.loads(pretrain("diff", "v3", "1", "--json")) == json.loads(json.dumps(asdict(diff(location, 1, 3))))
     facts = dict(line.split("  ", 1) for line in pretrain("diff", "v1", "deduped-v2").splitlines() if "  " in line)
-    assert facts["columns added"].strip() == "content_hash, is_dup"
+    assert facts["columns added"].strip() == "content_hash, dup_of, is_dup"
     text = pretrain("diff", "1", "3")
     assert "10 -> 9 (-1)" in text and "v1 -> v3" in text and "deduped-v2" in text

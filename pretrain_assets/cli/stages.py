@@ -199,7 +199,7 @@ def train(
         why = "the reason is above" if said else result.get("error", "on request")
         click.echo(f"{result['status']}{at}: {why}", err=True)
         if not result.get("is_mistake"):
-            some = "the newest checkpoint" if "step" in result else "its newest checkpoint, if there is one,"
+            some = "the newest checkpoint" if result.get("step") else "its newest checkpoint, if there is one,"
             click.echo(f"The same command again goes on from {some} in {spec.run_dir}.", err=True)
         sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
     if json_output:
