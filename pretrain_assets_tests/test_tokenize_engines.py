@@ -352,8 +352,8 @@ def test_a_forgotten_option_keeps_the_text_column(tmp_path: Path, capsys: pytest
     for more in (["--text-column", "text_masked"], [], ["--text-column", "text"]):
         cli.main([*base, *more, "--bpe-engine", "tiktoken"], standalone_mode=False)
     made, kept, remade = capsys.readouterr().out.splitlines()
-    assert made.startswith("tokenized-v4: 1 rows") and kept == "tokenized-v4: nothing to do, no new version"
-    assert remade.startswith("tokenized-v5: 1 rows") and values(location, "input_ids") == [list(b"to a@b.c")]
+    assert made.startswith("tokenized-v4: 1 row,") and kept == "tokenized-v4: nothing to do, no new version"
+    assert remade.startswith("tokenized-v5: 1 row,") and values(location, "input_ids") == [list(b"to a@b.c")]
 
 
 # --- long texts --------------------------------------------------------------------------------------------------
