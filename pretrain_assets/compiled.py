@@ -8,6 +8,7 @@ at the file of the loop alone, and keep what a loop in another file was compiled
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,4 +33,7 @@ def source_digest() -> str:
 
 
 if "NUMBA_CACHE_DIR" not in os.environ:  # where it cannot be written, numba takes a folder of the user's
-    numba.config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"compiled-{source_digest()}")
+    _folder = Path(__file__).parent / "__pycache__" / f"compiled-{source_digest()}"
+    numba.config.CACHE_DIR = str(_folder)
+    if not _folder.exists():
+        logging.getLogger(__name__).info("inner loops are compiled when first used, once: a minute or two in all")

@@ -30,6 +30,10 @@ NEXT = (
         '.venv/bin/pretrain sample --prompt "MARRIAGE, n."',
         "more of what it learned; `pretrain evaluate` judges it by source",
     ),
+    (
+        '.venv/bin/pretrain filter "clean AND score >= 3"',
+        "what a filter keeps, and what each of its terms removes; `pretrain curate report` shows it all",
+    ),
     (".venv/bin/pretrain export", "a Hugging Face folder, with a model card of exactly the data it saw"),
     (
         ".venv/bin/pretrain train demo --set train.max_steps=40 \\\n"
@@ -45,7 +49,10 @@ def run_demo(location: Location, runs_uri: str) -> None:
 
     started = time.monotonic()
     before = _state(location, runs_uri)
-    click.echo("Bundled documents -> ingested -> deduped -> tokenized -> a small GPT on 2 ranks -> full-text index")
+    click.echo(
+        "Bundled documents -> ingested -> duplicates, quality, contamination as columns -> tokenized -> a small GPT on 2 "
+        "ranks -> full-text index"
+    )
     run_job("pretrain", partition="demo")
     took = f"({time.monotonic() - started:.0f} s)"
     after = _state(location, runs_uri)

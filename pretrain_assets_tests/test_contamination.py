@@ -374,7 +374,7 @@ def test_sets_of_the_same_content_recompute_nothing_and_others_everything(tmp_pa
     exam = write_set(tmp_path / "exam.jsonl", TEXT)
     location = make_table(tmp_path / "db", [TEXT, "why is the sky above the desert blue"])
     first = run(location, exam)
-    assert first.record.ledger == {"in": 2, "clean": 1, "contaminated": 1}
+    assert first.record.ledger == {"in": 2, "not_contaminated": 1, "contaminated": 1}
     assert open_dataset(location).count_rows("NOT contaminated") == 1
     moved = shutil.copy(exam, tmp_path / "elsewhere.jsonl")
     assert run(location, f"exam={moved}").changed is False
@@ -407,7 +407,7 @@ def test_two_workers_give_the_same_columns(tmp_path: Path, pages: list[str], gsm
 
 def test_an_empty_table_gets_the_columns(tmp_path: Path) -> None:
     location = make_table(tmp_path, [])
-    assert run(location, "bundled").record.ledger == {"in": 0, "clean": 0, "contaminated": 0}
+    assert run(location, "bundled").record.ledger == {"in": 0, "not_contaminated": 0, "contaminated": 0}
     assert open_dataset(location).schema.names[-6:] == list(COLUMNS)
     found = contamination_report(open_dataset(location))
     assert (found.rows, found.matches, found.sets[0].searched) == (0, (), 300)
@@ -433,7 +433,7 @@ def test_the_assets_and_the_verb(tmp_path: Path) -> None:
     assert len(first) == 16 and first != second
     (event,) = result.asset_materializations_for_node("corpus__decontaminated")
     facts = {name: value.value for name, value in event.metadata.items()}
-    assert facts["ledger"] == {"in": 2, "clean": 1, "contaminated": 1}
+    assert facts["ledger"] == {"in": 2, "not_contaminated": 1, "contaminated": 1}
     assert facts["parameters"]["min_overlap"] == 0.75
     assert "exam/1" in str(facts["contamination"]) and "| eval set" in str(facts["contamination"])
     record = find_record(location, "decontaminated")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from pretrain_assets.curate import eda
 from pretrain_assets.curate.dedup import _fill as stage
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.normalise import content_hashes, hash_text, normalised
-from pretrain_assets.curate.partitions import Partitions
+from pretrain_assets.curate.partitions import Partitions, temporary_files, zeros
 from pretrain_assets.curate.words import text_bytes
 from pretrain_assets.errors import TableError
 from pretrain_assets.table import verify
@@ -236,11 +238,32 @@ def test_partitions_hold_the_same_in_memory_and_in_files() -> None:
     assert len(found[0]) == 128 and sorted(row for part in found[0] for row in part) == sorted(records.tolist())
 
 
-def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch, buffering: int) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Path("/dev/full").open("wb", buffering))  # noqa: SIM115
     message = r"cannot be put into a temporary file in .*No space left.*TMPDIR"
     with pytest.raises(TableError, match=message), Partitions(1, 0) as partitions:
-        partitions.add(np.arange(1 << 10, dtype=np.uint64).reshape(-1, 1))
+        partitions.add(np.arange(64, dtype=np.uint64).reshape(-1, 1))
+
+
+def test_zeros_on_disk_have_their_room_before_they_are_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = zeros(5000, on_disk=True), list[tuple[int, int]]()
+    found[4999] = 7
+    assert (found.sum(), found.dtype, found.shape) == (7, np.int64, (5000,))
+
+    def full(_: int, offset: int, length: int) -> None:
+        asked.append((offset, length))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TableError, match=r"memory_bytes cannot be put into a temporary file .*No space left.*TMPDIR"):
+        zeros(5000, on_disk=True)
+    assert asked == [(0, 40_000)] and zeros(5000, on_disk=False).sum() == 0
+
+
+def test_an_error_of_the_table_is_none_of_the_temporary_folder() -> None:
+    with pytest.raises(OSError, match="of the object store"), temporary_files("what"):
+        raise OSError("LanceError(IO): of the object store")
 
 
 def test_field_26_the_check_alarms_above_the_share_that_was_set(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 import tokenizers
 
 from pretrain_assets.cli import cli
-from pretrain_assets.config import EmbedConfig, EngineConfig, ModelScoreConfig
+from pretrain_assets.config import EmbedConfig, EngineConfig, MaskConfig, ModelScoreConfig
 from pretrain_assets.curate import document_models, embedding, model_scores
 from pretrain_assets.curate.embedding import embed, unit_vectors
+from pretrain_assets.curate.masking import mask
 from pretrain_assets.curate.model_scores import score, score_bins
 from pretrain_assets.errors import ConfigError, ModelError, TableError
 from pretrain_assets.table.lineage import StageResult
@@ -200,6 +201,21 @@ def test_only_new_rows_are_embedded_and_another_model_makes_all_anew(tmp_path: P
     StaticModel(-model.embedding, model.tokenizer, {}).save_pretrained(tmp_path / "static")
     other = run(location, str(tmp_path / "static"))
     assert (other.record.rows, vectors_of(location)[-1].tolist()) == (8, [0, 0, -1])
+
+
+def test_vectors_and_scores_follow_a_text_column_that_was_made_anew(tmp_path: Path, static: str, graded: str) -> None:
+    location = make_table(tmp_path / "db", ["a@b.cc"])
+    found = []
+    for word in ("king", "ship"):
+        mask(location, MaskConfig(emails=(word,)), input_pin=newest(location))
+        assert run(location, static, text_column="text_masked").changed
+        assert run_score(location, graded, text_column="text_masked").changed
+        found.append((vectors_of(location).tolist(), values(location, "model_score_edu")))
+    assert [vectors for vectors, _ in found] == [[[1, 0, 0]], [[0, 1, 0]]]
+    for (_, score_of), word in zip(found, ("king", "ship"), strict=True):
+        np.testing.assert_allclose(score_of, logits_of(graded, word)[0], atol=1e-6)
+    assert not run(location, static, text_column="text_masked").changed
+    assert not run_score(location, graded, text_column="text_masked").changed
 
 
 def test_a_worker_with_other_files_refuses(tmp_path: Path, static: str) -> None:

@@ -70,6 +70,9 @@ def test_ids_are_the_items_own_or_their_lines(tmp_path: Path) -> None:
     rows = [{"text": "a", "id": "q7"}, {"text": "b", "task_id": 3}, {"text": "c"}, {"text": "d", "id": "q7"}]
     (folder / "one.jsonl").write_bytes(lines(rows))
     assert list(texts(str(folder / "one.jsonl"))) == ["one/q7", "one/3", "one/3:3", "one/q7:4"]
+    (folder / "late.jsonl").write_bytes(lines([{"text": "a", "id": one} for one in ("a:3", "a", "a", "a")]))
+    assert list(texts(str(folder / "late.jsonl"))) == ["late/a:3", "late/a", "late/a:3:3", "late/a:4"]
+    (folder / "late.jsonl").unlink()
     (folder / "two.jsonl").write_bytes(lines(rows[2:3]))
     (folder / "README.md").write_text("not data")
     expected = ["exams/q7", "exams/3", "exams/one:3", "exams/q7:one:4", "exams/two:1"]
@@ -128,6 +131,11 @@ def test_the_environment_names_sets_from_the_projects_home(monkeypatch: pytest.M
         (b'{"text": "a"}\n', "#text.deep", r"there is no field 'text.deep' \(it lies in a str\)"),
         (b'{"text": 5}\n', "#text", "line 1, field 'text': no text in it"),
         (b'{"text": "\\ud800"}\n', "", "field 'text': half of a surrogate pair at character 0"),
+        (
+            b'{"text": "a", "task_id": "q\\udfff"}\n',
+            "",
+            "line 1, field 'task_id': half of a surrogate pair at character 1",
+        ),
         (b"", "", "has no items"),
     ],
 )

@@ -350,7 +350,7 @@ def test_an_exported_model_is_judged_as_its_checkpoint(trained: RunSpec, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--filter", "scroe > 1"], ["--filter='scroe > 1'", "scroe", "Columns: id, source"]),
+        (["--filter", "scroe > 1"], ["--filter='scroe > 1'", "`pretrain filter` lists all columns"]),
         (["--filter", "id < 0"], ["--filter='id < 0' keeps none of the 250 rows"]),
         (["--version", "9"], ["version 9", "`pretrain versions`"]),
         (["--version", "nothing"], ["tag 'nothing'"]),

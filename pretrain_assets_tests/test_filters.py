@@ -32,7 +32,7 @@ from pretrain_assets.curate.funnel import Funnel, funnel
 from pretrain_assets.curate.quality_rules import RULES, rows_failing
 from pretrain_assets.curate.report import make_report
 from pretrain_assets.curate.sql import and_terms, columns_in, tokens
-from pretrain_assets.errors import FilterError, TableError
+from pretrain_assets.errors import ConfigError, FilterError, TableError
 from pretrain_assets.report.curation_html import report_html
 from pretrain_assets.report.curation_text import report_markdown
 from pretrain_assets.table.quality_columns import QUALITY
@@ -64,6 +64,7 @@ NAMES = by_name(
         ("clean(score)", "clean(score)"),
         ("score.clean > 0", "score.clean > 0"),
         ("score > 3  AND\n id%2=1", "score > 3  AND\n id%2=1"),
+        ("CLEAN or not Wiki", "(NOT is_dup AND NOT contaminated) or not (source = 'wiki' OR source = 'clean')"),
         ("SCORE > 3 AND n_chars::bigint > 1e3", "SCORE > 3 AND n_chars::bigint > 1e3"),
         ("CAST(score AS clean) IS NULL", "CAST(score AS clean) IS NULL"),
         ("_rowid > 3", "_rowid > 3"),
@@ -82,8 +83,9 @@ def test_a_column_wins_over_a_name() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("claen AND score > 3", ["data.filter='claen AND score > 3'", "'claen'", "Did you mean 'clean'?", "wiki"]),
-        ("scroe > 3", ["'scroe'", "Did you mean 'score'?", "n_chars"]),
+        ("claen AND score > 3", ["data.filter='claen AND score > 3'", "'claen'", "Did you mean 'clean'?"]),
+        ("scroe > 3", ["'scroe'", "Did you mean 'score'?", "`pretrain filter` lists all columns"]),
+        ("x" * 1000, ["x" * 200 + "...'"]),
         ("score > 1 AND a", ["circle", "a -> b -> c -> a"]),
     ],
 )
@@ -92,6 +94,7 @@ def test_what_is_no_name_is_refused(text: str, words: list[str]) -> None:
         expand(text, COLUMNS, names=NAMES, setting="data.filter")
     for word in words:
         assert word in str(refusal.value)
+    assert "n_tokens" not in str(refusal.value)
 
 
 def test_a_name_whose_columns_are_not_there_says_what_to_run() -> None:
@@ -140,6 +143,7 @@ def test_a_name_is_one_term_with_terms_of_its_own() -> None:
     assert [(term.number, term.text) for term in found] == [("1", "good"), ("2", "wiki"), ("3", "id > 3")]
     assert [(term.number, term.text) for term in found[0].children] == [("1.1", "clean"), ("1.2", "score >= 3")]
     assert [leaf.sql for leaf in found[0].leaves] == ["NOT is_dup", "NOT contaminated", "score >= 3"]
+    assert terms_of("GOOD", COLUMNS, names=NAMES)[0].children == found[0].children
     assert found[1].children == () and found[1].sql == "(source = 'wiki' OR source = 'clean')"
 
 
@@ -315,6 +319,13 @@ def test_the_funnel_of_an_empty_table_and_of_a_name(tmp_path: Path, dataset: lan
         ("score >", ["not a predicate"]),
         ("regexp_match(source, 'x')", ["regexp_like"]),
         ("random() < 0.5", ["another answer each time"]),
+        ("`random`() < 0.5 AND id > 0", ["calls random(), which gives another answer each time"]),
+        ("id > 0 OR `Current_Date` () > '2020-01-01'", ["calls Current_Date()"]),
+        ("`current_date` > 1", ["no column is named 'current_date'"]),
+        (" ", ["filter=' ' is empty"]),
+        ("id / 0 = 1", ["filter='id / 0 = 1' is not a predicate of this table: Divide by zero error"]),
+        ("clean AND", ["filter='clean AND' is not a predicate of this table: Expected: an expression, found: its end"]),
+        ("(" * 400 + "id > 1" + ")" * 400, ["filter='" + "(" * 200 + "...' is not a predicate", "recursion limit"]),
         ("score > 1; id > 3", ["semicolon"]),
         ("_rowid > 3 AND score > 1", ["cannot be counted"]),
         ("n_tokens_byte > 1", ["n_tokens_byte", "Did you mean 'n_tokens'"]),
@@ -323,8 +334,22 @@ def test_the_funnel_of_an_empty_table_and_of_a_name(tmp_path: Path, dataset: lan
 def test_what_cannot_be_counted_is_refused(dataset: lance.LanceDataset, text: str, words: list[str]) -> None:
     with pytest.raises(FilterError) as refusal:
         funnel(dataset, text)
+    message = str(refusal.value)
     for word in words:
-        assert word in str(refusal.value)
+        assert word in message
+    assert "SELECT" not in message and "is_near_dup" not in message and ".rs:" not in message and "\n" not in message
+
+
+def test_an_older_version_says_which_one_has_the_columns(tmp_path: Path) -> None:
+    dataset = lance.dataset(make_table(tmp_path, ["a", "b"], source=["x", "y"]).uri)
+    old = dataset.version
+    dataset.add_columns({"n_tokens": "id"})
+    older = dataset.checkout_version(old)
+    with pytest.raises(FilterError, match=f"version {old} lacks: n_tokens. Version {old + 1}, the newest, has them"):
+        funnel(older, "id > 0 AND n_tokens > 0")
+    with pytest.raises(FilterError, match=r"lacks: is_dup\. Run `pretrain dedup` first"):
+        funnel(older, "NOT is_dup AND n_chars > 0")
+    assert funnel(dataset, "n_tokens > 0").kept.rows == 1
 
 
 def test_the_published_sets_count_as_quality_rules_does(tmp_path: Path) -> None:
@@ -430,6 +455,12 @@ def test_examples_of_what_a_term_removes(judged: Location) -> None:
     found = examples(dataset, "clean AND score >= 3.5", "2", limit=10)
     assert [(e.id, e.values) for e in found] == [(1, {"score": 3.0}), (2, {"score": 2.0}), (4, {"score": None})]
     assert [e.id for e in examples(dataset, "clean", "1.2", limit=1)] == [2]
+    failed = [(1, "1.1", "NOT is_dup", {"is_dup": True}), (2, "1.2", "NOT is_near_dup", {"is_near_dup": True})]
+    failed += [(3, "1.3", "NOT contaminated", {"contaminated": True}), (4, "1.1", "NOT is_dup", {"is_dup": None})]
+    for asked in ("1", "clean", "CLEAN"):
+        named = examples(dataset, "Clean AND score >= 3.5", asked, limit=10)
+        assert [(e.id, e.number, e.rule, e.values) for e in named] == failed
+    assert [e.id for e in examples(dataset, "clean AND score >= 3.5", "score >= 3.5", limit=10)] == [1, 2, 4]
     with pytest.raises(FilterError, match=re.escape("has no term 3; it has 1 (clean), 1.1 (NOT is_dup)")):
         examples(dataset, "clean", "3", limit=1)
 
@@ -445,13 +476,19 @@ def test_the_verbs_filter_and_explain(judged: Location, tmp_path: Path) -> None:
     text = pretrain(judged, "filter", "clean AND score >= 3", "--plot", str(plot)).stdout
     assert "keeps 1 of 5 (20.0%) rows, 5 of 24 (20.8%) tokens" in text
     assert "1 kept + 4 removed in order = 5 rows; of the removed 3 are false and 1 unknown (NULL)" in text
-    assert "1 rows have no tokens yet" in text and re.search(r"1\.2 +NOT is_near_dup +2 +1 +0 +1 +2 ", text)
+    assert "1 row without tokens yet, counted as 0" in text and re.search(
+        r"1\.2 +NOT is_near_dup +2 +1 +0 +1 +2 ", text
+    )
     assert plot.read_text().startswith("<svg") and "1.2  NOT is_near_dup" in plot.read_text()
     facts = json.loads(pretrain(judged, "filter", "clean AND score >= 3", "--version", "v2", "--json").stdout)
     assert (facts["kept"]["rows"], facts["steps"][0]["in_order"]["rows"], facts["version"]) == (1, 4, 2)
     listed = pretrain(judged, "filter").stdout
     assert "clean\n    no copy" in listed and "Run `pretrain quality` first" in listed
-    assert "id 2 (b): is_near_dup True" in pretrain(judged, "filter", "clean", "--removed-by", "1.2").stdout
+    assert "\ncolumns: id, " in listed and "is_near_dup, language, gopher_words" in " ".join(listed.split())
+    removed = pretrain(judged, "filter", "clean", "--removed-by", "clean").stdout
+    assert "id 2 (b): is_near_dup True (not 1.2, NOT is_near_dup)" in removed
+    with pytest.raises(ConfigError, match=r"name a file that ends in \.svg"):
+        pretrain(judged, "filter", "clean", "--plot", str(tmp_path / "funnel.png"))
     explained = pretrain(judged, "explain", "2", "--filter", "clean").stdout
     assert "left out, by term 1\n" in explained and "repeats row 0 (<b>a&b</b>), similarity 0.812" in explained
     assert json.loads(pretrain(judged, "explain", "3", "--json").stdout)["contamination"]["item"] == "sums/7"
@@ -607,3 +644,36 @@ def test_the_report_in_a_browser(judged: Location, tmp_path: Path) -> None:
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         finally:
             browser.close()
+
+
+def test_training_refuses_columns_made_anew_since_its_version(tmp_path: Path) -> None:
+    from pretrain_assets.cli.common import on_table
+    from pretrain_assets.config import ContaminationConfig, override
+    from pretrain_assets.curate.contamination import decontaminate
+    from pretrain_assets.tokenize.columns import tokenize
+
+    location = make_table(tmp_path, ["one", "two", "three"])
+    decontaminate(location, ContaminationConfig(), input_pin=newest(location))
+    tokens = tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=newest(location)).record
+    filters = {"data.filter": "NOT contaminated AND id > 0", "data.held_out_filter": "id = 0"}
+    recipe = override(recipes.demo(), filters)
+    assert on_table(location, recipe, None) == (recipe, tokens)
+    decontaminate(location, ContaminationConfig(min_overlap=0.9), input_pin=newest(location))
+    with pytest.raises(FilterError, match=r"contaminated, which decontaminated-v4 .*min_overlap: 0.5 -> 0.9.*tokenize"):
+        on_table(location, recipe, None)
+    assert on_table(location, recipe, tokens.tag) == (recipe, tokens)
+    tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=newest(location))
+    assert on_table(location, recipe, None)[1].version == 4
+
+
+def test_a_stage_keeps_the_settings_of_its_last_run(tmp_path: Path) -> None:
+    from pretrain_assets.cli import curate
+
+    location = make_table(tmp_path, ["one two three four five six", "other words"])
+    engine = EngineConfig(workers=1)
+    dedup(location, DedupConfig(), input_pin=newest(location))
+    first = curate._near_dedup(location, engine, ("bands=20", "threshold=0.6"))
+    assert not curate._near_dedup(location, engine).changed
+    again = curate._near_dedup(location, engine, ("threshold=0.9",))
+    assert (first.record.parameters["bands"], again.record.parameters["bands"]) == (20, 20)
+    assert again.record.parameters["threshold"] == 0.9

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain_assets.config import DedupConfig, NearDedupConfig
+from pretrain_assets.config import DedupConfig, MaintainConfig, NearDedupConfig
 from pretrain_assets.curate import eda, folded_words, lsh, minhash, verify
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.near_dedup import near_dedup
@@ -30,6 +31,7 @@ from pretrain_assets.errors import ConfigError, TableError
 from pretrain_assets.table.filler import columnread
 from pretrain_assets.table.lineage import StageResult
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep.maintain import maintain
 from pretrain_assets.table.verify import Finding, schema_matches
 from pretrain_assets_tests.tables import append, make_table, newest, values
 
@@ -422,6 +424,46 @@ def test_an_exact_duplicate_that_became_the_first_is_judged(tmp_path: Path) -> N
     assert run(location).changed
     assert values(location, "near_dup_of") == [None, None, 0]
     assert not run(location).changed
+
+
+def test_a_changed_is_dup_is_seen_through_a_compaction(tmp_path: Path) -> None:
+    text = " ".join(words(100, 1))
+    location = make_table(tmp_path, [text, text, text + " a", "other"])
+    run(location)
+    assert values(location, "near_dup_of") == [None, None, 0, None]
+    open_dataset(location).delete("id = 0")
+    near_dedup(location, DEFAULTS, input_pin=newest(location))
+    assert values(location, "near_dup_of") == [None, None, None], "row 1 is an exact duplicate still"
+    dedup(location, DedupConfig(), input_pin=newest(location))
+    before = [fragment.fragment_id for fragment in open_dataset(location).get_fragments()]
+    maintain(location, MaintainConfig(max_deleted_share=0.1), pinned_by_runs={})
+    assert not set(before) & {fragment.fragment_id for fragment in open_dataset(location).get_fragments()}
+    assert near_dedup(location, DEFAULTS, input_pin=newest(location)).changed
+    assert values(location, "near_dup_of") == [None, 1, None]
+    assert not run(location).changed
+
+
+@pytest.mark.parametrize("file", ["band-0", "evidence"])
+def test_a_full_temporary_folder_is_named_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    text = " ".join(words(100, 1))
+    location = make_table(tmp_path / "db", [text, text + " a"])
+    dedup(location, DedupConfig(), input_pin=newest(location))
+    pin = newest(location)
+
+    def full(*_: object, **__: object) -> str:
+        (tmp_path / "scratch").mkdir()
+        (tmp_path / "scratch" / file).symlink_to("/dev/full")
+        return str(tmp_path / "scratch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", full)
+        with pytest.raises(TableError, match=r"near duplicates are found by .*No space left.*TMPDIR"):
+            near_dedup(location, DEFAULTS, input_pin=pin)
+    assert newest(location) == pin and not (tmp_path / "scratch").exists()
+    near_dedup(location, DEFAULTS, input_pin=pin)
+    assert values(location, "near_dup_of") == [None, 0]
 
 
 @pytest.mark.parametrize("verify_by", ["estimate", "exact"])

@@ -178,9 +178,7 @@ def test_compaction_that_stored_nulls_is_filled_again(location: Location) -> Non
     assert values(location, "text") == [*TEXTS, "dog", "new"]
 
 
-def test_other_parameters_remake_every_row_in_one_version(
-    location: Location, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_parameters_remake_every_row_in_one_version(location: Location, caplog: pytest.LogCaptureFixture) -> None:
     append(location, ["dog"])
     first = run_tokenize(location)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

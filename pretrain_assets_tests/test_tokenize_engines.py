@@ -113,6 +113,10 @@ VARIANTS = {
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": split(QWEN),
     },
+    "a word that only the normalised text has": lambda stored: {
+        **with_words(stored, "caf\u00e9"),
+        "normalizer": {"type": "NFC"},
+    },
     "gpt-4o": lambda stored: {**stored, "pre_tokenizer": split(GPT4O)},
     "smollm": lambda stored: {
         **stored,
@@ -128,6 +132,8 @@ MORE = [
     "a <tool_call>e\u0301</tool_call>\u0338 é <word> x<word>y <tool_call",
     f"{EOS}{EOS} a{EOS}",
     "e\u0301 \u1100\u1161 \u2126 <tool_call>",
+    "cafe\u0301 x caf\u00e9 e\u0301",
+    "cafe\u0301 x",
     f"a {engines.NO_WORD}{engines.NO_WORD} b",
 ]
 
@@ -337,6 +343,24 @@ def test_a_masked_text_column_is_encoded_and_named_in_the_metadata(tmp_path: Pat
     )
 
 
+def test_tokens_follow_a_text_column_that_was_made_anew(tmp_path: Path) -> None:
+    from pretrain_assets.config import MaskConfig
+    from pretrain_assets.curate.masking import mask
+
+    location = make_table(tmp_path, ["to a@b.cc"])
+    config = TokenizeConfig(tokenizer="byte", text_column="text_masked")
+    for word in ("M", "NN"):
+        mask(location, MaskConfig(emails=(word,)), input_pin=newest(location))
+        assert tokenize(location, config, input_pin=newest(location)).changed
+        assert values(location, "input_ids") == [list(f"to {word}".encode())]
+        assert not tokenize(location, config, input_pin=newest(location)).changed
+    dataset = open_dataset(location)
+    making = making_parameters(dataset.schema.field("input_ids"))
+    version, made = making["text_made_by"]
+    assert (making["text_column"], version, json.loads(made)["emails"]) == ("text_masked", "1", ["NN"])
+    assert tokenizer_identity(dataset) == load_tokenizer("byte").identity
+
+
 def test_a_forgotten_option_keeps_the_text_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pretrain_assets.cli import cli
     from pretrain_assets.config import DedupConfig, IngestConfig
@@ -398,7 +422,7 @@ def test_a_million_equal_characters(name: str, run: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformers", *FAST])
+@pytest.mark.parametrize("name", [pytest.param("transformers", marks=pytest.mark.minutes), *FAST])
 def test_field_21_a_document_of_50_mb_in_bounded_memory(name: str) -> None:
     import resource
 

@@ -91,7 +91,7 @@ def embedded(
 
 @table_asset(
     MODEL_SCORED,
-    deps=[DECONTAMINATED, MASKED],
+    deps=[DECONTAMINATED],
     kinds={"table", "huggingface"},
     code_version=digest([model_scores.CODE_VERSION]),
     description="model_score_<name> by a text-classification model, for the rows that lack it. Optional.",

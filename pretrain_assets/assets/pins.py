@@ -31,12 +31,13 @@ def input_pin(
         key: The input.
         location: The table.
         stage: Stage of the input.
-        optional: Inputs that may never have run; the newest version of all inputs is what the step reads.
+        optional: Assets that may never have run, of which the newest materialization counts; they are no inputs in
+            Dagster's eyes, which would warn of them before every run. The newest version of all is what the step reads.
 
     Raises:
         TableError: the stage has never run.
     """
-    others = [pin for other in optional if (pin := _recorded(context, other))]
+    others = [pin for other in optional if (pin := latest_pin(context.instance, other))]
     return max([_required(context, key, location, stage), *others], key=lambda pin: pin.version)
 
 

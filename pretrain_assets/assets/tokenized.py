@@ -17,7 +17,7 @@ from pretrain_assets.table.storage import open_dataset
 from pretrain_assets.tokenize.columns import CODE_VERSION, tokenize
 
 OPTIONAL = (MASKED, MODEL_SCORED)
-"""Inputs that are not in the jobs: once they have run, this stage's version has their columns, for filters to use."""
+"""Assets in no job: once they have run, this stage's version has their columns, to be tokenized or filtered by."""
 
 
 class TokenizeSettings(dg.Config):
@@ -37,7 +37,7 @@ class TokenizeSettings(dg.Config):
 
 @table_asset(
     TOKENIZED,
-    deps=[DECONTAMINATED, *OPTIONAL],
+    deps=[DECONTAMINATED],
     code_version=digest([CODE_VERSION, project.tokenizer()]),
     description="input_ids (no end-of-text; the packer adds it) and n_tokens, for the rows that lack them.",
 )

@@ -71,13 +71,18 @@ def on_table(location: Location, recipe: Recipe, tag: str | None) -> tuple[Recip
 
     Raises:
         TableError: the stage has not run, or has no such tag.
-        FilterError: a word of a filter is neither a column nor a name.
+        FilterError: a word of a filter is neither a column nor a name, or, without a tag, a later version has made a
+            column of it anew.
     """
+    from pretrain_assets.curate.current import check_current
     from pretrain_assets.curate.filters import resolve
     from pretrain_assets.table.versions import find_record, open_pin
 
     record = find_record(location, recipe.data.token_stage, tag)
-    return resolve(recipe, open_pin(location, record.pin).schema.names), record
+    resolved = resolve(recipe, open_pin(location, record.pin).schema.names)
+    if tag is None:
+        check_current(location, resolved, record)
+    return resolved, record
 
 
 def stage_facts(result: StageResult) -> dict[str, Any]:

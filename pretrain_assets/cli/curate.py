@@ -6,7 +6,7 @@ Invariant: a verb does what the asset of the same stage does, with the same inpu
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,7 +87,7 @@ def mask(obj: dict[str, Any], changes: tuple[str, ...], engine: EngineConfig, js
     from pretrain_assets.curate.masking import mask as run
 
     location = obj["location"]
-    config = _changed(MaskConfig(), changes)
+    config = _settings(location, "masked", MaskConfig(), changes)
     print_stage(run(location, config, input_pin=pin_of(location, "ingested"), engine=engine), json_output)
 
 
@@ -101,7 +101,10 @@ def curate() -> None:
 @as_json
 @click.pass_obj
 def run_all(obj: dict[str, Any], engine: EngineConfig, json_output: bool) -> None:
-    """Run dedup, near-dedup, quality and decontaminate in order, each with its usual settings, for new rows only."""
+    """Run dedup, near-dedup, quality and decontaminate in order, each with the settings of its last run.
+
+    Rows that were done are left as they are.
+    """
     results = []
     for stage in (_dedup, _near_dedup, _quality, _decontaminate):
         results.append(stage(obj["location"], engine))
@@ -155,7 +158,7 @@ def _near_dedup(location: Location, engine: EngineConfig, changes: tuple[str, ..
     from pretrain_assets.config import NearDedupConfig
     from pretrain_assets.curate.near_dedup import near_dedup as run
 
-    config = _changed(NearDedupConfig(), changes)
+    config = _settings(location, "near_deduped", NearDedupConfig(), changes)
     return run(location, config, input_pin=_before(location, "near_deduped"), engine=engine)
 
 
@@ -163,7 +166,7 @@ def _quality(location: Location, engine: EngineConfig, changes: tuple[str, ...] 
     from pretrain_assets.config import QualityConfig
     from pretrain_assets.curate.quality import quality as run
 
-    config = _changed(QualityConfig(), changes)
+    config = _settings(location, "quality", QualityConfig(), changes)
     return run(location, config, input_pin=_before(location, "quality"), engine=engine)
 
 
@@ -174,8 +177,11 @@ def _decontaminate(
     from pretrain_assets.curate.contamination import decontaminate as run
     from pretrain_assets.curate.eval_sets import parse_source
 
-    named = [parse_source(one).written(Path.cwd()) for one in eval_sets] or project.eval_sets()
-    config = _changed(ContaminationConfig(eval_sets=tuple(named)), changes)
+    named = [parse_source(one).written(Path.cwd()) for one in eval_sets]
+    if not named and project.setting("EVAL_SETS", ""):
+        named = project.eval_sets()
+    config = _settings(location, "decontaminated", ContaminationConfig(), changes)
+    config = replace(config, eval_sets=tuple(named)) if named else config
     return run(location, config, input_pin=_before(location, "decontaminated"), engine=engine)
 
 
@@ -190,9 +196,17 @@ def _before(location: Location, stage: str) -> Pin:
     return pin_of(location, *CURATION[: CURATION.index(stage)])
 
 
-def _changed(config: T, changes: tuple[str, ...]) -> T:
-    """A stage's settings with those that a person changes."""
-    return override(config, dict(parse_change(change) for change in changes))
+def _settings(location: Location, stage: str, usual: T, changes: tuple[str, ...]) -> T:
+    """The settings that the stage ran with last, else the usual ones, with those that a person changes.
+
+    So a forgotten option remakes nothing.
+    """
+    from pretrain_assets.table.storage import open_dataset
+    from pretrain_assets.table.versions import latest_record
+
+    last = latest_record(open_dataset(location), stage)
+    kept = last.details.get("settings", {}) if last else {}
+    return override(usual, {**kept, **dict(parse_change(change) for change in changes)})
 
 
 VERBS = (near_dedup, quality, decontaminate, mask, curate)

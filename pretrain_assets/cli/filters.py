@@ -27,7 +27,7 @@ at_version = click.option("--version", "--tag", "version", metavar="VERSION", he
 @click.argument("predicate", required=False)
 @at_version
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write this SVG.")
-@click.option("--removed-by", metavar="TERM", help="Show rows that this term of the filter removes: 2, or 2.1.")
+@click.option("--removed-by", metavar="TERM", help="Show rows that this term removes: 2, 2.1 or its text.")
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="So many of them.")
 @as_json
 @click.pass_obj
@@ -47,6 +47,8 @@ def filter_command(
     if predicate is None:
         _list_names(obj["location"], version, json_output)
         return
+    if plot and plot.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {plot}: the plot is written as SVG; name a file that ends in .svg")
     if plot and not plot.absolute().parent.is_dir():
         raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
     from pretrain_assets.curate.explain import examples
@@ -69,13 +71,14 @@ def filter_command(
 
 
 def _list_names(location: Location, version: str | None, json_output: bool) -> None:
-    """Every name with its meaning and SQL; those that the table cannot evaluate with what is missing."""
+    """Every name with its meaning and SQL, those that the table cannot evaluate with what is missing; and columns."""
     from pretrain_assets.curate.filters import FILTERS, expand
     from pretrain_assets.report.curation_text import filters_text
     from pretrain_assets.table.storage import exists
 
     plain: dict[str, str] = {}
     advice: dict[str, str] = {}
+    columns: list[str] = []
     if exists(location):
         columns = open_at(location, version).schema.names
         for name in FILTERS:
@@ -87,7 +90,7 @@ def _list_names(location: Location, version: str | None, json_output: bool) -> N
         entries = [{**asdict(named), "plain_sql": plain.get(named.name)} for named in FILTERS.values()]
         click.echo(json.dumps(entries, indent=2))
     else:
-        click.echo(filters_text(list(FILTERS.values()), plain, advice))
+        click.echo(filters_text(list(FILTERS.values()), plain, advice, columns))
 
 
 @click.command()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config import ContaminationConfig, EngineConfig
+from pretrain_assets.config import ContaminationConfig, EngineConfig, to_dict
 from pretrain_assets.curate.eval_sets import EvalSet, read_eval_sets
 from pretrain_assets.errors import InputError
 from pretrain_assets.table.filler.fill import fill
@@ -156,6 +156,7 @@ def _fill(config: ContaminationConfig) -> Fill:
         code_version=CODE_VERSION,
         parameters=parameters,
         batch_bytes=config.batch_bytes,
+        facts={"settings": to_dict(config)},
         limits={"contaminated_share": config.max_share_contaminated},
         summarize=_summarize,
     )
@@ -191,4 +192,4 @@ def _summarize(read: ColumnReader) -> dict[str, int]:
 
     contaminated = read("contaminated")
     count = pc.sum(contaminated, min_count=0).as_py()
-    return {"in": len(contaminated), "clean": len(contaminated) - count, "contaminated": count}
+    return {"in": len(contaminated), "not_contaminated": len(contaminated) - count, "contaminated": count}

@@ -5,8 +5,8 @@ no earlier row. When that row is deleted, the next run makes the one after it th
 Policy: only white space is normalised (so CRLF equals LF). Letter case, digits, byte order marks, zero-width characters
 and Unicode forms (NFC, NFD) are content: texts that differ in them are different texts. Null and blank texts are equal.
 Memory: 24 bytes per row of the table (16 of hash, 8 of id) while earlier rows are compared, in temporary files past
-`DedupConfig.memory_bytes`; for each part of 1/128 of the rows in turn 8 to 16 bytes per row of the part; and, where
-there are duplicates, up to 8 bytes per row for what they repeat, in a temporary file when the others are.
+`DedupConfig.memory_bytes`; for each part of 1/128 of the rows in turn 8 to 16 bytes per row of the part; and for what
+duplicates repeat up to 8 bytes per row, or 8 per id in a temporary file when the others are in files.
 """
 
 from __future__ import annotations
@@ -102,6 +102,9 @@ def compared(reader: ColumnReader, *, memory_bytes: int) -> BatchFunction:
     Args:
         reader: Reads `content_hash` and `id`.
         memory_bytes: As in `DedupConfig`.
+
+    Raises:
+        TableError: the temporary folder is full.
     """
     import numpy as np
     import pyarrow as pa

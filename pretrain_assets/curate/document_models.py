@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import EmbedConfig, ModelScoreConfig
 from pretrain_assets.errors import ConfigError, ModelError, TableError
+from pretrain_assets.table.schema import text_parameters
 from pretrain_assets.table.storage import Location, open_dataset
 
 if TYPE_CHECKING:
@@ -38,14 +39,13 @@ class DocumentModel:
     """Digest of the names and contents of its files."""
 
     def parameters(self, config: EmbedConfig | ModelScoreConfig) -> dict[str, Any]:
-        """What of it and of the configuration changes values; the text column only where it is another than `text`."""
-        found = {
+        """What of it and of the configuration changes values, but for the text column (`text_of`)."""
+        return {
             "model": self.name,
             "fingerprint": self.fingerprint,
             "max_tokens": config.max_tokens,
             "precision": config.precision,
         }
-        return found | ({"text_column": config.text_column} if config.text_column != "text" else {})
 
 
 def find_model(name: str) -> DocumentModel:
@@ -97,14 +97,16 @@ def gpus_per_worker(device: str) -> float:
     return float(device == "cuda")
 
 
-def require_column(location: Location, column: str) -> None:
-    """See that the text column is there.
+def text_of(location: Location, column: str) -> dict[str, Any]:
+    """What a stage's parameters say of the text column that it reads.
 
     Raises:
-        TableError: it is not.
+        TableError: the table has no such column.
     """
-    if column not in open_dataset(location).schema.names:
+    schema = open_dataset(location).schema
+    if column not in schema.names:
         raise TableError(f"{location.uri} has no column {column}: run the stage that makes it first, or read `text`.")
+    return text_parameters(schema, column)
 
 
 def require_package(module: str, extra: str) -> None:

@@ -16,9 +16,9 @@ from pretrain_assets.curate.document_models import (
     beginnings,
     find_model,
     gpus_per_worker,
-    require_column,
     require_package,
     same_model,
+    text_of,
     torch_dtype,
 )
 from pretrain_assets.errors import ModelError, PretrainError
@@ -70,10 +70,10 @@ def embed(
         ModelError: no such model, or none that gives vectors.
         TableError: the table has no such text column.
     """
-    require_column(location, config.text_column)
+    text = text_of(location, config.text_column)
     model = find_model(config.model)
     dims = load(model, config, "cpu")(["dimensions"]).shape[1]
-    return fill(location, _fill(model, dims, config), input_pin=input_pin, run_id=run_id, engine=engine)
+    return fill(location, _fill(model, dims, config, text), input_pin=input_pin, run_id=run_id, engine=engine)
 
 
 def load(model: DocumentModel, config: EmbedConfig, device: str) -> Encode:
@@ -136,10 +136,10 @@ def unit_vectors(dataset: lance.LanceDataset) -> Finding:
     )
 
 
-def _fill(model: DocumentModel, dims: int, config: EmbedConfig) -> Fill:
+def _fill(model: DocumentModel, dims: int, config: EmbedConfig, text: dict[str, Any]) -> Fill:
     import pyarrow as pa
 
-    parameters = {**model.parameters(config), "library": config.library, "dims": dims, "normalised": True}
+    parameters = {**model.parameters(config), **text, "library": config.library, "dims": dims, "normalised": True}
     making: dict[str, Any] = {"stage": "embedded", "code_version": CODE_VERSION, "parameters": parameters}
     element = pa.float16() if config.dtype == "float16" else pa.float32()
     transformer = config.library == "sentence-transformers"

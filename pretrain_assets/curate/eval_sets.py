@@ -128,8 +128,10 @@ def _read_set(source: EvalSource) -> EvalSet:
 def _item(source: EvalSource, path: str, line: int, row: dict[str, Any], several: bool, given: set[str]) -> EvalItem:
     where = f"{path}, line {line}"
     place = f"{_stem(path)}:{line}" if several else str(line)
-    own = next((str(row[name]) for name in ID_FIELDS if isinstance(row.get(name), (str, int))), place)
-    wanted = f"{source.name}/{own}"
+    named = next((name for name in ID_FIELDS if isinstance(row.get(name), (str, int))), None)
+    own = f"{source.name}/{_whole(str(row[named]), where, named) if named else place}"
+    while own in given:
+        own += f":{place}"
     texts: list[str] = []
     names = source.fields or [name for name in DEFAULT_FIELDS if name in row]
     if not names:
@@ -142,7 +144,7 @@ def _item(source: EvalSource, path: str, line: int, row: dict[str, Any], several
         if source.fields and not found and _value(row, name, where) is not None:
             raise InputError(f"{where}, field {name!r}: no text in it. Take it out of the fields to search.")
         texts += found
-    return EvalItem(id=f"{wanted}:{place}" if wanted in given else wanted, texts=tuple(texts))
+    return EvalItem(id=own, texts=tuple(texts))
 
 
 def _value(row: dict[str, Any], dotted: str, where: str) -> Any:
@@ -160,17 +162,22 @@ def _value(row: dict[str, Any], dotted: str, where: str) -> Any:
 def _texts(value: Any, where: str, name: str) -> Iterator[str]:
     """Every text in a value; numbers are none."""
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{where}, field {name!r}: half of a surrogate pair at character {error.start}, which is no character. "
-                "Mend the item."
-            ) from error
-        yield value
+        yield _whole(value, where, name)
     elif isinstance(value, (list, dict)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner, where, name)
+
+
+def _whole(text: str, where: str, name: str) -> str:
+    """The text, if all of it are characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{where}, field {name!r}: half of a surrogate pair at character {error.start}, which is no character. "
+            "Mend the item."
+        ) from error
+    return text
 
 
 def _rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain_assets.curate.filters import FILTERS, Term, checked, terms_of, usable
 from pretrain_assets.curate.sql import columns_in, tokens
 from pretrain_assets.errors import FilterError, TableError
+from pretrain_assets.table.predicate import excerpt
 
 if TYPE_CHECKING:
     import lance
@@ -90,8 +91,12 @@ class Example:
     """The row."""
     source: str | None
     """Where it comes from."""
+    number: str
+    """Place in the filter of the first rule of the term that is not true for it; of the term, if it is one rule."""
+    rule: str
+    """That rule, as it is written."""
     values: dict[str, Any]
-    """The columns that the term reads."""
+    """The columns that the rule reads."""
     preview: str
     """Beginning of its text."""
 
@@ -129,13 +134,13 @@ def explain(dataset: lance.LanceDataset, row: int, text: str | None = None) -> E
     )
 
 
-def examples(dataset: lance.LanceDataset, text: str, number: str, *, limit: int) -> list[Example]:
+def examples(dataset: lance.LanceDataset, text: str, asked: str, *, limit: int) -> list[Example]:
     """The first rows that a term of a filter removes, whatever its other terms say.
 
     Args:
         dataset: The table at the version that is asked.
         text: SQL over columns and names.
-        number: The term, as `funnel` numbers it: `2` or `2.1`.
+        asked: The term, as `funnel` numbers it, `2` or `2.1`, or as it is written.
         limit: Rows at most.
 
     Raises:
@@ -143,23 +148,30 @@ def examples(dataset: lance.LanceDataset, text: str, number: str, *, limit: int)
     """
     checked(dataset, text)
     names = dataset.schema.names
-    terms = {term.number: term for term in every_term(terms_of(text, names))}
-    if number not in terms:
-        known = ", ".join(f"{term.number} ({term.text})" for term in terms.values())
-        raise FilterError(f"filter={text!r} has no term {number}; it has {known}")
-    term = terms[number]
-    reads = [name for name in columns_in(term.sql, names) if name != "text"]
-    columns = list(dict.fromkeys(["id", "source", "text", *reads]))
-    found = dataset.scanner(columns=columns, filter=f"({term.sql}) IS NOT TRUE", limit=limit).to_table().to_pylist()
-    return [
-        Example(
+    terms = every_term(terms_of(text, names))
+    term = next((term for term in terms if asked.strip().lower() in (term.number, term.text.lower())), None)
+    if term is None:
+        known = ", ".join(f"{term.number} ({term.text})" for term in terms)
+        raise FilterError(f"filter={excerpt(text)!r} has no term {asked}; it has {known}")
+    truths = {f"({rule.sql}) IS TRUE": rule for rule in term.leaves}
+    columns = {name: f"`{name}`" for name in ("id", "source", "text", *columns_in(term.sql, names))}
+    found = dataset.scanner(
+        columns={**columns, **{truth: truth for truth in truths}}, filter=f"({term.sql}) IS NOT TRUE", limit=limit
+    ).to_table()
+
+    def example(row: dict[str, Any]) -> Example:
+        rule = next(rule for truth, rule in truths.items() if not row[truth])
+        reads = [name for name in columns_in(rule.sql, names) if name != "text"]
+        return Example(
             id=row["id"],
             source=row["source"],
+            number=rule.number,
+            rule=rule.text,
             values={name: shown(row[name]) for name in reads},
             preview=preview(row["text"]),
         )
-        for row in found
-    ]
+
+    return [example(row) for row in found.to_pylist()]
 
 
 def every_term(terms: Sequence[Term]) -> list[Term]:

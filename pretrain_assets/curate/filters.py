@@ -1,12 +1,11 @@
 """Filters by name: what `clean` or `english` means, in SQL, and how names become plain SQL.
 
 Invariant: what a run, a passport or a digest holds is plain SQL, so a name may change its meaning later without
-changing what was trained. A column of the table wins over a name.
+changing what was trained. A column of the table wins over a name. Both are found whatever the case of their letters.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.config import Recipe
 from pretrain_assets.curate.quality_rules import RULES
-from pretrain_assets.curate.sql import KEYWORDS, SYSTEM_PREFIX, and_terms, tokens
+from pretrain_assets.curate.sql import KEYWORDS, SYSTEM_PREFIX, and_terms, columns_in, tokens
 from pretrain_assets.errors import FilterError
 from pretrain_assets.table.columns import COLUMNS
-from pretrain_assets.table.predicate import check_predicate
+from pretrain_assets.table.predicate import check_predicate, excerpt, near
 from pretrain_assets.table.verify import Finding, filters_disjoint
 from pretrain_assets.table.versions import STAGES, VERBS
 
@@ -30,7 +29,7 @@ class NamedFilter:
     """A predicate that has a name."""
 
     name: str
-    """The word that stands for it."""
+    """The word that stands for it, in lower case."""
     meaning: str
     """What the rows it keeps are, in a line."""
     sql: str
@@ -124,7 +123,7 @@ def expand(
     unknown: dict[str, str] = {}
     plain = _expand(text, frozenset(name.lower() for name in columns), names, (), unknown)
     if unknown:
-        raise FilterError(f"{setting}={text!r} {_advice(unknown, columns, names)}")
+        raise FilterError(f"{setting}={excerpt(text)!r} {_advice(unknown, columns, names)}")
     return plain
 
 
@@ -145,10 +144,11 @@ def _expand(
         is_sql = token.lower in KEYWORDS or word.startswith(SYSTEM_PREFIX)
         if not token.is_name or token.lower in columns or is_sql:
             parts.append(word)
-        elif word in within:
-            raise FilterError(f"The named filters go round in a circle: {' -> '.join([*within, word])}; change one")
-        elif word in names:
-            parts.append(f"({_expand(names[word].sql, columns, names, (*within, word), unknown)})")
+        elif token.lower in within:
+            circle = " -> ".join([*within, token.lower])
+            raise FilterError(f"The named filters go round in a circle: {circle}; change one")
+        elif token.lower in names:
+            parts.append(f"({_expand(names[token.lower].sql, columns, names, (*within, token.lower), unknown)})")
         else:
             unknown.setdefault(word, within[0] if within else "")
             parts.append(word)
@@ -160,13 +160,8 @@ def _advice(unknown: Mapping[str, str], columns: Collection[str], names: Mapping
     owners = {column.name: column.owner for column in COLUMNS}
     strange = [word for word in unknown if word not in owners]
     if strange:
-        word, known = strange[0], [*columns, *names]
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        return (
-            f"holds {word!r}, which is neither a column nor a named filter.{hint} Columns: {', '.join(columns)}. "
-            f"Named filters: {', '.join(names)}"
-        )
+        known = near(strange[0], [*columns, *names])
+        return f"holds {strange[0]!r}, which is neither a column nor a named filter. {known}"
     lacking = ", ".join(f"{word} (of {by})" if by else word for word, by in islice(unknown.items(), MOST_NAMED))
     lacking += f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
     order = {stage: place for place, stage in enumerate(STAGES)}
@@ -181,8 +176,20 @@ def checked(dataset: lance.LanceDataset, text: str, *, setting: str = "filter") 
     Raises:
         FilterError: it cannot; see `expand` and `check_predicate`.
     """
-    plain = expand(text, dataset.schema.names, setting=setting)
-    check_predicate(dataset, plain, setting=setting)
+    try:
+        plain = expand(text, dataset.schema.names, setting=setting)
+    except FilterError as error:
+        newest = dataset.checkout_version(dataset.latest_version)
+        try:
+            reads = columns_in(expand(text, newest.schema.names), newest.schema.names)
+        except FilterError:
+            raise error from None
+        lacking = ", ".join(name for name in reads if name not in dataset.schema.names)
+        raise FilterError(
+            f"{setting}={excerpt(text)!r} needs columns that version {dataset.version} lacks: {lacking}. Version "
+            f"{newest.version}, the newest, has them: ask that one"
+        ) from None
+    check_predicate(dataset, plain, setting=setting, written=text)
     return plain
 
 
@@ -219,11 +226,10 @@ def terms_of(
     text: str, columns: Collection[str], *, names: Mapping[str, NamedFilter] = FILTERS, prefix: str = ""
 ) -> tuple[Term, ...]:
     """The terms whose AND a predicate is; a name is one term with terms of its own."""
-    found = []
+    found, named = [], names.keys() - {column.lower() for column in columns}
     for number, term in enumerate(and_terms(text), 1):
-        place = f"{prefix}{number}"
-        known = term not in columns and term in names
-        children = terms_of(names[term].sql, columns, names=names, prefix=f"{place}.") if known else ()
+        place, name = f"{prefix}{number}", term.lower()
+        children = terms_of(names[name].sql, columns, names=names, prefix=f"{place}.") if name in named else ()
         several = children if len(children) > 1 else ()
         found.append(Term(number=place, text=term, sql=expand(term, columns, names=names), children=several))
     return tuple(found)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,17 +119,14 @@ def _write_bands(
 ) -> Rows:
     """Hashes of every band of the texts with words that take part, one file per band; which rows they are."""
     rows, position = [np.empty(0, np.int64)], 0
-    files = [(scratch / f"band-{band}").open("wb") for band in range(bands)]
-    try:
+    with ExitStack() as opened:
+        files = [opened.enter_context((scratch / f"band-{band}").open("wb")) for band in range(bands)]
         for some in signatures:
             chosen = takes_part[position : position + len(some)] & (some != EMPTY).any(axis=1)
             for file, hashes in zip(files, band_hashes(some[chosen], bands), strict=True):
-                hashes.tofile(file)
+                file.write(np.ascontiguousarray(hashes).data)  # whose errors name the cause; tofile's do not
             rows.append(position + np.flatnonzero(chosen))
             position += len(some)
-    finally:
-        for file in files:
-            file.close()
     return np.concatenate(rows)
 
 
@@ -166,7 +164,7 @@ def first_wins(
     path, lengths, kind = scratch / "evidence", list[Rows](), np.dtype(np.uint32)
     with path.open("wb") as file:
         for values, each in evidence:
-            values.tofile(file)
+            file.write(np.ascontiguousarray(values).data)
             lengths.append(each)
             kind = values.dtype
     edges = np.concatenate([[0], *lengths]).cumsum()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config import EngineConfig, MaskConfig
+from pretrain_assets.config import EngineConfig, MaskConfig, to_dict
 from pretrain_assets.curate.pii import mask_text, may_have_pii
 from pretrain_assets.curate.words import text_bytes
 from pretrain_assets.table.filler.fill import fill
@@ -70,6 +70,7 @@ def _fill(config: MaskConfig) -> Fill:
         code_version=CODE_VERSION,
         parameters=parameters,
         batch_bytes=config.batch_bytes,
+        facts={"settings": to_dict(config)},
         summarize=_summarize,
     )
 

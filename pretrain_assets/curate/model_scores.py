@@ -16,8 +16,8 @@ from pretrain_assets.curate.document_models import (
     by_length,
     find_model,
     gpus_per_worker,
-    require_column,
     same_model,
+    text_of,
     torch_dtype,
 )
 from pretrain_assets.errors import ModelError
@@ -57,10 +57,11 @@ def score(
         ModelError: no such model, or it has no such label.
         TableError: the table has no such text column.
     """
-    require_column(location, config.text_column)
+    text = text_of(location, config.text_column)
     model = find_model(config.model)
     output, activation = output_of(model, config)
-    return fill(location, _fill(model, output, activation, config), input_pin=input_pin, run_id=run_id, engine=engine)
+    spec = _fill(model, output, activation, config, text)
+    return fill(location, spec, input_pin=input_pin, run_id=run_id, engine=engine)
 
 
 def output_of(model: DocumentModel, config: ModelScoreConfig) -> tuple[int, str]:
@@ -147,10 +148,11 @@ def _one(dataset: lance.LanceDataset, query: str) -> Any:
     return dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["one"]
 
 
-def _fill(model: DocumentModel, output: int, activation: str, config: ModelScoreConfig) -> Fill:
+def _fill(model: DocumentModel, output: int, activation: str, config: ModelScoreConfig, text: dict[str, Any]) -> Fill:
     import pyarrow as pa
 
-    parameters = {**model.parameters(config), "label": config.label, "output": output, "activation": activation}
+    how = {"label": config.label, "output": output, "activation": activation}
+    parameters = {**model.parameters(config), **text, **how}
     stage = f"model_scored_{config.name}"
     making: dict[str, Any] = {"stage": stage, "code_version": CODE_VERSION, "parameters": parameters}
     return Fill(

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pretrain_assets.config import EngineConfig, NearDedupConfig
+from pretrain_assets.config import EngineConfig, NearDedupConfig, to_dict
 from pretrain_assets.curate import lsh, minhash
+from pretrain_assets.curate.partitions import temporary_files
 from pretrain_assets.errors import TableError
 from pretrain_assets.progress import Progress
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, TableColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
-from pretrain_assets.table.schema import CODE_VERSION_KEY, PARAMETERS_KEY, computed_field
+from pretrain_assets.table.schema import computed_field, made_by
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CODE_VERSION = "1"
 """Raised when the values of a column change."""
 STAGE = "near_deduped"
+WRITTEN = "what near duplicates are found by (8 bytes per row and band, and signatures or shingles of candidates)"
 
 
 def near_dedup(
@@ -62,7 +64,7 @@ def near_dedup(
     schema = open_pin(location, input_pin).schema
     if "is_dup" not in schema.names:
         raise TableError(f"{input_pin} has no is_dup: run `pretrain dedup` first, near duplicates come after it.")
-    spec = _fill(config, schema.field("is_dup").metadata or {})
+    spec = _fill(config, made_by(schema.field("is_dup")))
     return fill(location, spec, input_pin=input_pin, run_id=run_id, engine=engine)
 
 
@@ -85,7 +87,7 @@ def signing(config: NearDedupConfig, worker: Worker) -> BatchFunction:
     return sign
 
 
-def _fill(config: NearDedupConfig, is_dup: Mapping[bytes, bytes]) -> Fill:
+def _fill(config: NearDedupConfig, is_dup: list[str]) -> Fill:
     import pyarrow as pa
 
     signature: dict[str, Any] = {
@@ -102,7 +104,7 @@ def _fill(config: NearDedupConfig, is_dup: Mapping[bytes, bytes]) -> Fill:
         "verify": config.verify,
         "max_compared": config.max_compared,
         "skip_sources": sorted(set(config.skip_sources)),
-        "is_dup": [is_dup.get(key, b"").decode() for key in (CODE_VERSION_KEY, PARAMETERS_KEY)],
+        "is_dup": is_dup,
     }
     making: dict[str, Any] = {"stage": STAGE, "code_version": CODE_VERSION, "parameters": parameters}
     return Fill(
@@ -132,6 +134,7 @@ def _fill(config: NearDedupConfig, is_dup: Mapping[bytes, bytes]) -> Fill:
         code_version=CODE_VERSION,
         parameters=parameters,
         batch_bytes=config.batch_bytes,
+        facts={"settings": to_dict(config)},
         limits={"near_share_removed": config.max_share_removed},
         summarize=_summarize,
     )
@@ -144,12 +147,16 @@ def _signature_type(config: NearDedupConfig) -> pa.DataType:
 
 
 def judging(config: NearDedupConfig, read: ColumnReader) -> BatchFunction:
-    """Decides all rows of the table; the function looks up those of a batch."""
+    """Decides all rows of the table; the function looks up those of a batch.
+
+    Raises:
+        TableError: the temporary folder is full.
+    """
     import pyarrow as pa
 
     ids = read("id").to_numpy()
     takes_part = _takes_part(config, read)
-    with tempfile.TemporaryDirectory(prefix="near-duplicates-") as folder:
+    with temporary_files(WRITTEN), tempfile.TemporaryDirectory(prefix="near-duplicates-") as folder:
         scratch = Path(folder)
         buckets = lsh.find_buckets(_signatures(config, read), takes_part, ids, bands=config.bands, scratch=scratch)
         found = lsh.first_wins(

@@ -6,9 +6,10 @@ where never changes a result. The files have no name: they are gone when the pro
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
 import numpy as np
@@ -41,7 +42,8 @@ class Partitions:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        with suppress(OSError):  # of what could not be written before, which is not wanted any more
+            self._open.close()
 
     @property
     def spilled(self) -> bool:
@@ -78,7 +80,7 @@ class Partitions:
                 yield np.concatenate(pieces)
 
     def _spill(self) -> None:
-        try:
+        with temporary_files(f"what does not fit into {self._memory_bytes:,} bytes of memory (memory_bytes)"):
             if not self._files:
                 new = (tempfile.TemporaryFile() for _ in range(1 << BITS))  # noqa: SIM115
                 self._files = [self._open.enter_context(file) for file in new]
@@ -87,19 +89,38 @@ class Partitions:
                     file.write(piece.data)
                 file.flush()
                 pieces.clear()
-        except OSError as error:
-            raise TableError(
-                f"what does not fit into {self._memory_bytes:,} bytes of memory cannot be put into a temporary file in "
-                f"{tempfile.gettempdir()}: {error}. Make room there, name another folder with TMPDIR, or raise "
-                "memory_bytes; nothing of the table was changed."
-            ) from error
         self._held = 0
 
 
 def zeros(length: int, *, on_disk: bool) -> npt.NDArray[np.int64]:
-    """Zeros that take up room only where they are written to: memory, or a file without a name."""
+    """Zeros: in memory, where they take up room once they are written to, or in a file without a name.
+
+    Raises:
+        TableError: the temporary folder is full. Were room not taken up front, writing would end the process (SIGBUS).
+    """
     if not on_disk or not length:
         return np.zeros(length, np.int64)
-    with tempfile.TemporaryFile() as file:
-        file.truncate(length * 8)
+    with temporary_files("what does not fit into memory_bytes"), tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, length * 8)
         return np.asarray(np.memmap(file, np.int64, mode="r+", shape=(length,)))
+
+
+@contextmanager
+def temporary_files(what: str) -> Iterator[None]:
+    """Name the temporary folder in an error of it; Lance's errors, which carry no number of the system's, pass.
+
+    Args:
+        what: Is put there, for the message.
+
+    Raises:
+        TableError: no room, or no access.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise TableError(
+            f"{what} cannot be put into a temporary file in {tempfile.tempdir or 'any folder'}: {error}. Make room "
+            "there, or name another folder with the environment variable TMPDIR; nothing of the table was changed."
+        ) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pretrain_assets.config import EngineConfig, QualityConfig
+from pretrain_assets.config import EngineConfig, QualityConfig, to_dict
 from pretrain_assets.curate.language import language_model, telling
 from pretrain_assets.curate.pii import pii_numbers
 from pretrain_assets.curate.quality_numbers import rule_numbers
@@ -69,6 +69,7 @@ def _fill(config: QualityConfig) -> Fill:
         code_version=CODE_VERSION,
         parameters=parameters(config),
         batch_bytes=config.batch_bytes,
+        facts={"settings": to_dict(config)},
         summarize=_summarize,
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pretrain_assets.curate.figures import Bars, Histogram, Mark, Report, Section, Table
 from pretrain_assets.curate.funnel import Funnel, Step
+from pretrain_assets.plural import counted
 from pretrain_assets.report.curation_text import cell, lines_of, percent, readable
 from pretrain_assets.report.funnel_plot import funnel_svg
 from pretrain_assets.table.lineage import Pin
@@ -182,7 +183,7 @@ def _histogram(figure: Histogram) -> str:
         parts.append(_mark(mark, min(max(at, 1), PLOT_WIDTH - 1), place, base))
     parts.append(f"<text x='0' y='{base + 14}'>{figure.low:.4g}</text>")
     parts.append(f"<text x='{PLOT_WIDTH}' y='{base + 14}' text-anchor='end'>{figure.high:.4g}</text>")
-    notes = [f"{figure.outside:,} rows beyond the edges"] if figure.outside else []
+    notes = [f"{counted(figure.outside, 'row')} beyond the edges"] if figure.outside else []
     notes += [f"{figure.nulls:,} without a value"] if figure.nulls else []
     notes += [f"not shown: {', '.join(beyond)}"] if beyond else []
     return (

@@ -16,6 +16,7 @@ from pretrain_assets.curate.explain import Example, Explanation, Truth
 from pretrain_assets.curate.figures import Bars, Histogram, Report, Section, Table
 from pretrain_assets.curate.filters import NamedFilter
 from pretrain_assets.curate.funnel import Count, Funnel, Step
+from pretrain_assets.plural import counted
 from pretrain_assets.report import plots
 
 BAR, WIDTH, SOURCES = 24, 110, 20
@@ -24,8 +25,10 @@ _CAST = re.compile(r"CAST\(([0-9.]+) AS FLOAT\)")
 FUNNEL_HEADERS = ("", "term", "removes", "of these\nunknown", "only it\nremoves", "in order", "rows left")
 
 
-def filters_text(filters: Sequence[NamedFilter], plain: Mapping[str, str], advice: Mapping[str, str]) -> str:
-    """Every name with its meaning and SQL; what lacks columns with what to run."""
+def filters_text(
+    filters: Sequence[NamedFilter], plain: Mapping[str, str], advice: Mapping[str, str], columns: Sequence[str]
+) -> str:
+    """Every name with its meaning and SQL, what lacks columns with what to run; then the table's columns."""
     lines = []
     for named in filters:
         lines.append(f"{named.name}\n    {named.meaning}")
@@ -33,6 +36,8 @@ def filters_text(filters: Sequence[NamedFilter], plain: Mapping[str, str], advic
         if named.name not in plain and advice.get(named.name):
             text = advice[named.name]
             lines.append(textwrap.fill(text, WIDTH, initial_indent="    ! ", subsequent_indent="      "))
+    if columns:
+        lines.append("\n" + textwrap.fill(f"columns: {', '.join(columns)}", WIDTH, subsequent_indent="    "))
     lines.append('\nCombine them with AND, OR, NOT and SQL: pretrain filter "clean AND score >= 3"')
     return "\n".join(lines)
 
@@ -54,7 +59,7 @@ def summary_text(found: Funnel) -> str:
         f"{found.rejected.rows:,} are false and {found.unknown.rows:,} unknown (NULL)",
     ]
     if found.unmeasured:
-        lines.append(f"{found.unmeasured:,} rows have no {found.unit} yet and count 0 of them")
+        lines.append(f"{counted(found.unmeasured, 'row')} without {found.unit} yet, counted as 0")
     return "\n".join(lines)
 
 
@@ -116,12 +121,13 @@ def sources_text(found: Funnel, *, tablefmt: str = "simple") -> str:
 
 
 def examples_text(found: Sequence[Example], term: str) -> str:
-    """Rows that a term removes, with what it reads of them."""
+    """Rows that a term removes, with the first of its rules that is not true and what that reads of them."""
     if not found:
         return f"term {term} removes no row"
     lines = []
     for example in found:
-        lines.append(f"id {example.id} ({example.source}): {_values(example.values)}")
+        rule = f"not {example.number}, {readable(example.rule, 60)}"
+        lines.append(f"id {example.id} ({example.source}): {_values(example.values)} ({rule})")
         lines.append(textwrap.indent(textwrap.fill(example.preview, WIDTH - 4), "    "))
     return "\n".join(lines)
 

@@ -67,7 +67,8 @@ COLUMNS = (
         name="near_dup_similarity",
         arrow_type="float",
         owner="near_deduped",
-        meaning="Jaccard index of the word shingles of the row and near_dup_of, 0 to 1, or NULL",
+        meaning="Jaccard index of the word shingles of the row and near_dup_of, 0 to 1, or NULL: estimated from the "
+        "signatures, or exact where the stage's parameter `verify` says so",
         nullable=True,
     ),
     Column(

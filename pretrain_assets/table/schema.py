@@ -92,6 +92,20 @@ def _remedy(token_column: str) -> str:
     return f"run `pretrain tokenize --beside {word} --tokenizer NAME` first"
 
 
+def made_by(existing: pa.Field) -> list[str]:
+    """What made a computed column, for the parameters of one that is computed from it; empty for another one."""
+    found = existing.metadata or {}
+    return [found[key].decode() for key in (CODE_VERSION_KEY, PARAMETERS_KEY) if key in found]
+
+
+def text_parameters(schema: pa.Schema, column: str) -> dict[str, Any]:
+    """What a stage's parameters say of the text column that it reads: nothing of `text`, which no stage makes anew."""
+    if column == "text":
+        return {}
+    made = made_by(schema.field(column))
+    return {"text_column": column} | ({"text_made_by": made} if made else {})
+
+
 def making_parameters(existing: pa.Field) -> dict[str, Any]:
     """The parameters that made a computed column; empty for another one."""
     found: dict[str, Any] = json.loads((existing.metadata or {}).get(PARAMETERS_KEY, b"{}"))

@@ -16,7 +16,7 @@ from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.plan import make_plan
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
-from pretrain_assets.table.schema import computed_field
+from pretrain_assets.table.schema import computed_field, text_parameters
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.tokenize.engines import REFERENCE, Choice, choose
 from pretrain_assets.tokenize.tokenizers import load_tokenizer
@@ -61,19 +61,19 @@ def tokenize(
             f"{location.uri} has no column {config.text_column}: run the stage that makes it first (`pretrain mask` "
             "for text_masked), or encode `text`."
         )
-    plan = make_plan(location, _fill(tokenizer.identity, config), input_pin)
+    text = text_parameters(dataset.schema, config.text_column)
+    plan = make_plan(location, _fill(tokenizer.identity, config, text), input_pin)
     fragments, choice = plan.work[0].fragments, Choice(engine=REFERENCE)
     if tokenizer.has_engines and fragments:
         choice = choose(tokenizer, config.engine, sample(fragments, config.text_column))
-    return fill(location, _fill(tokenizer.identity, config, choice), input_pin=input_pin, run_id=run_id, engine=engine)
+    spec = _fill(tokenizer.identity, config, text, choice)
+    return fill(location, spec, input_pin=input_pin, run_id=run_id, engine=engine)
 
 
-def _fill(identity: TokenizerIdentity, config: TokenizeConfig, choice: Choice = DEFAULT) -> Fill:
+def _fill(identity: TokenizerIdentity, config: TokenizeConfig, text: dict[str, Any], choice: Choice = DEFAULT) -> Fill:
     import pyarrow as pa
 
-    parameters = asdict(identity)
-    if config.text_column != "text":
-        parameters["text_column"] = config.text_column
+    parameters = asdict(identity) | text
     ending = f"_{config.beside}" if config.beside else ""
     stage = f"tokenized{ending}"
     making: dict[str, Any] = {"stage": stage, "code_version": CODE_VERSION, "parameters": parameters}

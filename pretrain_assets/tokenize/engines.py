@@ -145,7 +145,7 @@ class TiktokenEngine:
         if level.normalizer is not None and not text.isascii():
             changed = level.normalizer.normalize_str(text)
         long_runs = len(text) > LONG_TEXT and LONG_RUN.search(text) is not None
-        words_first = changed != text and any(word in text for word in level.words)
+        words_first = changed != text and any(word in text or word in changed for word in level.words)
         if words_first or (long_runs and level.pattern != GPT2_PATTERN):  # that pattern alone is cut below
             assert self._reference is not None
             return self._reference([text], 1)[0]

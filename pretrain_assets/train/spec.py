@@ -72,7 +72,7 @@ def _check_rows(dataset: lance.LanceDataset, recipe: Recipe) -> None:
     if not shared.passed:
         raise FilterError(
             f"data.filter={data.filter!r} and data.held_out_filter={data.held_out_filter!r} must not share a row: "
-            f"{shared.description}"
+            f"{shared.description}; change both together, as to `... AND training` and `... AND held_out`"
         )
     if data.mixture:
         assign(dataset, data.filter, data.mixture, count_column=data.count_column)

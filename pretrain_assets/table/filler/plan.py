@@ -191,7 +191,10 @@ def missing_fragments(
 
 
 def _may_be_outdated(dataset: lance.LanceDataset, spec: Fill, previous: LineageRecord | None) -> bool:
-    """Whether rows are gone since the stage's last version, or files with inputs of its `TableColumns` are others."""
+    """Whether rows are gone since the stage's last version, or files with inputs of its `TableColumns` are others.
+
+    Where compaction moved rows, the files no longer tell, so that the values are compared.
+    """
     inputs = {name for group in spec.groups if isinstance(group, TableColumns) for name in group.inputs}
     if previous is None or not inputs:
         return False
@@ -207,4 +210,4 @@ def _may_be_outdated(dataset: lance.LanceDataset, spec: Fill, previous: LineageR
         {f.fragment_id: {file.path for file in f.metadata.files if leaves.intersection(file.fields)} for f in fragments}
         for fragments in (before.get_fragments(), dataset.get_fragments())
     )
-    return any(then[fragment_id] != now[fragment_id] for fragment_id in then.keys() & now.keys())
+    return any(now.get(fragment_id) != files for fragment_id, files in then.items())

@@ -89,7 +89,8 @@ def _stage_group(plan: Plan, work: GroupWork, session: Session, function: BatchF
         for stem in [stems[fragment.fragment_id]]
         for piece in tasks.cut(plan.dataset, fragment, work.group, stem, starts.get(stem, []))
     ]
-    label = f"{plan.spec.stage}: {', '.join(work.group.names)}"
+    names = work.group.names
+    label = f"{plan.spec.stage}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
     with Progress(label, total=sum(f.count_rows() for f in work.fragments)) as progress:
 
         def report(rows: int, num_bytes: int, was_finished: bool) -> None:
