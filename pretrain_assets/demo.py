@@ -50,8 +50,8 @@ def run_demo(location: Location, runs_uri: str) -> None:
     started = time.monotonic()
     before = _state(location, runs_uri)
     click.echo(
-        "Bundled documents -> ingested -> duplicates, quality, contamination as columns -> tokenized -> a small GPT on 2 "
-        "ranks -> full-text index"
+        "Bundled documents -> ingested -> duplicates, quality, contamination as columns -> tokenized -> a small GPT on "
+        "2 ranks -> full-text index"
     )
     run_job("pretrain", partition="demo")
     took = f"({time.monotonic() - started:.0f} s)"
