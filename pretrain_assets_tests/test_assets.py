@@ -139,7 +139,7 @@ class TestPins:
         failures = [event for event in result.all_events if event.is_step_failure]
         assert [event.step_key for event in failures] == ["model__checkpoint"]
         message = failures[0].step_failure_data.user_failure_data.description
-        assert "scroe" in message and "n_tokens" in message
+        assert "scroe" in message and "Did you mean 'score'?" in message
         assert not [event for event in result.all_events if event.is_step_up_for_retry]
 
 
