@@ -437,7 +437,7 @@ def test_the_assets_and_the_verb(tmp_path: Path) -> None:
     assert facts["parameters"]["min_overlap"] == 0.75
     assert "exam/1" in str(facts["contamination"]) and "| eval set" in str(facts["contamination"])
     record = find_record(location, "decontaminated")
-    findings = {finding.name: finding.passed for finding in checks._decontaminated(location, record)}
+    findings = {finding.name: finding.passed for finding in checks.find(location, record)}
     assert findings.pop("contaminated_share") is False  # half of the rows
     assert findings == dict.fromkeys(
         ("schema_matches", "no_nulls", "matches_lie_in_their_texts", "ledger_closes"), True

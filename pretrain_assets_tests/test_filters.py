@@ -677,3 +677,19 @@ def test_a_stage_keeps_the_settings_of_its_last_run(tmp_path: Path) -> None:
     again = curate._near_dedup(location, engine, ("threshold=0.9",))
     assert (first.record.parameters["bands"], again.record.parameters["bands"]) == (20, 20)
     assert again.record.parameters["threshold"] == 0.9
+
+
+def test_a_pin_is_of_the_stage_named_and_tokens_follow_every_stage_before_them(tmp_path: Path) -> None:
+    from pretrain_assets.cli.common import pin_of
+    from pretrain_assets.cli.stages import _before_tokens
+    from pretrain_assets.config import MaskConfig
+    from pretrain_assets.curate.masking import mask
+    from pretrain_assets.tokenize.columns import tokenize
+
+    location = make_table(tmp_path, ["one", "two"])
+    dedup(location, DedupConfig(), input_pin=newest(location))
+    tokens = tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=newest(location)).pin
+    tokenize(location, TokenizeConfig(tokenizer="byte", beside="byte"), input_pin=newest(location))
+    assert pin_of(location, "tokenized") == tokens != newest(location)
+    masked = mask(location, MaskConfig(), input_pin=newest(location)).pin
+    assert _before_tokens(location) == masked

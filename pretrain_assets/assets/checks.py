@@ -5,6 +5,7 @@ was made, and only what costs nothing is looked at again.
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -20,77 +21,61 @@ from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.verify import Finding
 from pretrain_assets.table.versions import open_pin, record_of, records
 
-Findings = Callable[[Location, LineageRecord], list[Finding]]
+if TYPE_CHECKING:
+    import lance
+
+Check = Callable[["lance.LanceDataset", LineageRecord], Finding]
 WARNINGS = frozenset({"share_removed", "near_share_removed", "contaminated_share"})
 """Checks that report without blocking."""
 
 
-def _ingested(location: Location, record: LineageRecord) -> list[Finding]:
+def _token_counts_match(dataset: "lance.LanceDataset", record: LineageRecord) -> Finding:
+    """Of the rows that are new since the stage's version before this one."""
+    earlier = [r.version for r in records(dataset, record.stage) if r.version < record.version]
+    return verify.token_counts_match(dataset, max(earlier, default=0))
+
+
+CHECKS: dict[str, Check] = {
+    "schema_matches": lambda dataset, record: verify.schema_matches(dataset, record.stage),
+    "no_nulls": verify.no_nulls,
+    "ledger_closes": lambda _, record: verify.ledger_closes(record),
+    "ids_unique": lambda dataset, _: verify.ids_unique(dataset),
+    "one_kept_per_class": lambda dataset, _: verify.one_kept_per_class(dataset),
+    "duplicates_name_survivors": lambda dataset, _: verify.duplicates_name_survivors(dataset),
+    "share_removed": verify.share_removed,
+    "near_duplicates_name_survivors": curation.near_duplicates_name_survivors,
+    "near_share_removed": curation.near_share_removed,
+    "lines_add_up": lambda dataset, _: curation.lines_add_up(dataset),
+    "matches_lie_in_their_texts": curation.matches_lie_in_their_texts,
+    "contaminated_share": curation.contaminated_share,
+    "token_counts_match": _token_counts_match,
+    "failed_share": lambda _, record: verify.failed_share(record),
+}
+"""What is asked of the version and the record of a stage, by the name of the function that answers."""
+
+
+FILLED = ("schema_matches", "no_nulls", "ledger_closes")
+"""Asked of every stage that fills columns."""
+STAGES: dict[str, tuple[dg.AssetKey, tuple[str, ...]]] = {
+    "ingested": (INGESTED, ("schema_matches", "ids_unique", "ledger_closes")),
+    "deduped": (DEDUPED, (*FILLED, "one_kept_per_class", "duplicates_name_survivors", "share_removed")),
+    "near_deduped": (NEAR_DEDUPED, (*FILLED, "near_duplicates_name_survivors", "near_share_removed")),
+    "quality": (QUALITY, (*FILLED, "lines_add_up")),
+    "decontaminated": (DECONTAMINATED, (*FILLED, "matches_lie_in_their_texts", "contaminated_share")),
+    "tokenized": (TOKENIZED, (*FILLED, "token_counts_match", "failed_share")),
+    "indexed": (INDEX, ("ledger_closes",)),
+}
+"""The asset of each stage, and what is asked of it."""
+
+
+def find(location: Location, record: LineageRecord) -> list[Finding]:
+    """What the checks of a record's stage find at its version."""
     dataset = open_pin(location, record.pin)
-    return [verify.schema_matches(dataset, "ingested"), verify.ids_unique(dataset), verify.ledger_closes(record)]
+    return [CHECKS[name](dataset, record) for name in STAGES[record.stage][1]]
 
 
-def _deduped(location: Location, record: LineageRecord) -> list[Finding]:
-    dataset = open_pin(location, record.pin)
-    return [
-        verify.schema_matches(dataset, "deduped"),
-        verify.no_nulls(dataset, record),
-        verify.one_kept_per_class(dataset),
-        verify.duplicates_name_survivors(dataset),
-        verify.ledger_closes(record),
-        verify.share_removed(dataset, record),
-    ]
-
-
-def _near_deduped(location: Location, record: LineageRecord) -> list[Finding]:
-    dataset = open_pin(location, record.pin)
-    return [
-        verify.schema_matches(dataset, "near_deduped"),
-        verify.no_nulls(dataset, record),
-        curation.near_duplicates_name_survivors(dataset, record),
-        verify.ledger_closes(record),
-        curation.near_share_removed(dataset, record),
-    ]
-
-
-def _decontaminated(location: Location, record: LineageRecord) -> list[Finding]:
-    dataset = open_pin(location, record.pin)
-    return [
-        verify.schema_matches(dataset, "decontaminated"),
-        verify.no_nulls(dataset, record),
-        curation.matches_lie_in_their_texts(dataset, record),
-        verify.ledger_closes(record),
-        curation.contaminated_share(dataset, record),
-    ]
-
-
-def _quality(location: Location, record: LineageRecord) -> list[Finding]:
-    dataset = open_pin(location, record.pin)
-    return [
-        verify.schema_matches(dataset, "quality"),
-        verify.no_nulls(dataset, record),
-        curation.lines_add_up(dataset),
-        verify.ledger_closes(record),
-    ]
-
-
-def _tokenized(location: Location, record: LineageRecord) -> list[Finding]:
-    dataset = open_pin(location, record.pin)
-    earlier = [r.version for r in records(dataset, "tokenized") if r.version < record.version]
-    return [
-        verify.schema_matches(dataset, "tokenized"),
-        verify.no_nulls(dataset, record),
-        verify.token_counts_match(dataset, max(earlier, default=0)),
-        verify.ledger_closes(record),
-        verify.failed_share(record),
-    ]
-
-
-def _indexed(location: Location, record: LineageRecord) -> list[Finding]:
-    return [verify.ledger_closes(record)]
-
-
-def _guard(key: dg.AssetKey, stage: str, names: list[str], find: Findings) -> dg.AssetChecksDefinition:
+def _guard(stage: str) -> dg.AssetChecksDefinition:
+    key, names = STAGES[stage]
     specs = [
         dg.AssetCheckSpec(
             name,
@@ -116,45 +101,5 @@ def _guard(key: dg.AssetKey, stage: str, names: list[str], find: Findings) -> dg
     return checks
 
 
-corpus_checks = [
-    _guard(INGESTED, "ingested", ["schema_matches", "ids_unique", "ledger_closes"], _ingested),
-    _guard(
-        DEDUPED,
-        "deduped",
-        [
-            "schema_matches",
-            "no_nulls",
-            "one_kept_per_class",
-            "duplicates_name_survivors",
-            "ledger_closes",
-            "share_removed",
-        ],
-        _deduped,
-    ),
-    _guard(
-        NEAR_DEDUPED,
-        "near_deduped",
-        ["schema_matches", "no_nulls", "near_duplicates_name_survivors", "ledger_closes", "near_share_removed"],
-        _near_deduped,
-    ),
-    _guard(
-        DECONTAMINATED,
-        "decontaminated",
-        ["schema_matches", "no_nulls", "matches_lie_in_their_texts", "ledger_closes", "contaminated_share"],
-        _decontaminated,
-    ),
-    _guard(
-        QUALITY,
-        "quality",
-        ["schema_matches", "no_nulls", "lines_add_up", "ledger_closes"],
-        _quality,
-    ),
-    _guard(
-        TOKENIZED,
-        "tokenized",
-        ["schema_matches", "no_nulls", "token_counts_match", "ledger_closes", "failed_share"],
-        _tokenized,
-    ),
-    _guard(INDEX, "indexed", ["ledger_closes"], _indexed),
-]
+corpus_checks = [_guard(stage) for stage in STAGES]
 """Checks of the stages of the table; the checkpoint's are beside it, in assets/checkpoint.py."""

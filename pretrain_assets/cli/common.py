@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,8 +57,7 @@ def pin_of(location: Location, *stages: str) -> Pin:
     from pretrain_assets.table.storage import open_dataset
     from pretrain_assets.table.versions import find_record, records
 
-    beginnings = tuple(f"{stage}_" for stage in stages)  # of `model_scored`, also `model_scored_quality`
-    found = [record for record in records(open_dataset(location)) if f"{record.stage}_".startswith(beginnings)]
+    found = [record for record in records(open_dataset(location)) if record.stage in stages]
     return found[-1].pin if found else find_record(location, stages[0]).pin
 
 
@@ -83,6 +83,16 @@ def on_table(location: Location, recipe: Recipe, tag: str | None) -> tuple[Recip
     if tag is None:
         check_current(location, resolved, record)
     return resolved, record
+
+
+def check_folder(option: str, file: Path | None) -> None:
+    """Refuse a file to write whose folder is not there, before the work for it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if file and not file.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {file.parent}; make it, or name another")
 
 
 def stage_facts(result: StageResult) -> dict[str, Any]:

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, parse_change, pin_of, print_stage, stage_facts, with_engine
+from pretrain_assets.cli.common import (
+    as_json,
+    check_folder,
+    parse_change,
+    pin_of,
+    print_stage,
+    stage_facts,
+    with_engine,
+)
 from pretrain_assets.cli.filters import at_version, open_at
 from pretrain_assets.config import EngineConfig, override
-from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
     from pretrain_assets.table.lineage import Pin, StageResult
@@ -124,21 +131,18 @@ def report(
     obj: dict[str, Any], predicate: str | None, version: str | None, out: Path | None, json_output: bool
 ) -> None:
     """Score, length, language, duplicates, quality signals, contamination and the funnel, as one HTML file."""
-    if out and not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it, or name another")
+    check_folder("--out", out)
     from pretrain_assets.curate.report import make_report
     from pretrain_assets.report.curation_html import report_html, write_report
     from pretrain_assets.report.curation_text import funnel_text
 
     found = make_report(open_at(obj["location"], version), predicate)
+    if out:
+        out.write_text(report_html(found))
     if json_output:
-        if out:
-            out.write_text(report_html(found))
         click.echo(json.dumps({**asdict(found), "html": out and str(out)}, indent=2))
         return
     place = str(out) if out else write_report(found, obj["runs"])
-    if out:
-        out.write_text(report_html(found))
     if found.funnel:
         click.echo(f"filter {found.funnel.filter}\n{funnel_text(found.funnel)}\n")
     for section in found.sections:

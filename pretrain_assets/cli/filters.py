@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pretrain_assets.cli.common import as_json
+from pretrain_assets.cli.common import as_json, check_folder
 from pretrain_assets.errors import ConfigError, FilterError
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def filter_command(
         return
     if plot and plot.suffix.lower() != ".svg":
         raise ConfigError(f"--plot {plot}: the plot is written as SVG; name a file that ends in .svg")
-    if plot and not plot.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
+    check_folder("--plot", plot)
     from pretrain_assets.curate.explain import examples
     from pretrain_assets.curate.funnel import funnel
     from pretrain_assets.report.curation_text import examples_text, funnel_text

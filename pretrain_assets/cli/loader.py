@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli.common import as_json, on_table, parse_change
+from pretrain_assets.cli.common import as_json, check_folder, on_table, parse_change
 from pretrain_assets.errors import CheckpointError, ConfigError, FilterError
 from pretrain_assets.plural import counted
 
@@ -70,8 +70,7 @@ def profile_loader(
 
     Without RECIPE: the first of gpt2_124m and demo that the table has rows for.
     """
-    if plot and not plot.parent.is_dir():  # asked before measuring
-        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}; make it, or name another")
+    check_folder("--plot", plot)
     from pretrain_assets.loader.diagnosis import diagnose
     from pretrain_assets.loader.profile import SECONDS, act_out, profile
     from pretrain_assets.loader.stream import check_world_size

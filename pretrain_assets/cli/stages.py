@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from pretrain_assets.cli.common import as_json, on_table, parse_change, pin_of, 
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
+
+if TYPE_CHECKING:
+    from pretrain_assets.table.lineage import Pin
 
 
 @click.command()
@@ -92,14 +95,13 @@ def tokenize(
 ) -> None:
     """Encode the rows that have no tokens yet; with another tokenizer, all rows, in one new version."""
     from pretrain_assets.config import TokenizeConfig, from_dict
-    from pretrain_assets.table.versions import BEFORE_TOKENS
     from pretrain_assets.tokenize.columns import tokenize as run
 
     location = obj["location"]
     settings = {"tokenizer": tokenizer or _tokenizer(location, beside), "beside": beside, "on_error": on_error}
     settings |= {"text_column": text_column or _text_column(location, beside), "engine": bpe_engine}
     config = from_dict(TokenizeConfig, settings)
-    print_stage(run(location, config, input_pin=pin_of(location, *BEFORE_TOKENS), engine=engine), json_output)
+    print_stage(run(location, config, input_pin=_before_tokens(location), engine=engine), json_output)
 
 
 def _text_column(location: Location, beside: str) -> str:
@@ -110,6 +112,16 @@ def _text_column(location: Location, beside: str) -> str:
     schema, column = open_dataset(location).schema, f"input_ids_{beside}" if beside else "input_ids"
     made = making_parameters(schema.field(column)) if column in schema.names else {}
     return str(made.get("text_column", "text"))
+
+
+def _before_tokens(location: Location) -> Pin:
+    """The newest version of all stages between ingested and tokenized, such as `model_scored_quality`."""
+    from pretrain_assets.table.storage import open_dataset
+    from pretrain_assets.table.versions import flow_place, records
+
+    first, last = flow_place("ingested"), flow_place("tokenized")
+    made = {record.stage for record in records(open_dataset(location)) if first < flow_place(record.stage) < last}
+    return pin_of(location, "deduped", *made)
 
 
 def _tokenizer(location: Location, beside: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.schema import PARAMETERS_KEY
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _sources(dataset: lance.LanceDataset) -> tuple[SourceFound, ...]:
         "SELECT source, count(*) AS n, sum(CASE WHEN contaminated THEN 1 ELSE 0 END) AS found FROM dataset "
         "WHERE contaminated IS NOT NULL GROUP BY source ORDER BY found DESC, source"
     )
-    rows = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    rows = sql_rows(dataset, query)
     return tuple(SourceFound(source=row["source"], rows=row["n"], contaminated=row["found"]) for row in rows)
 
 
@@ -164,7 +165,7 @@ def _matches(dataset: lance.LanceDataset, limit: int) -> list[Match]:
         "SELECT id, contamination_stop - contamination_start AS length FROM dataset WHERE contaminated "
         f"ORDER BY contamination_overlap DESC, length DESC, id LIMIT {limit}"
     )
-    ids = [row["id"] for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    ids = [row["id"] for row in sql_rows(dataset, query)]
     if not ids:
         return []
     columns = ["id", "doc_id", "source", "text", *(f"contamination_{name}" for name in MATCH_COLUMNS)]

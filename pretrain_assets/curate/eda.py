@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pretrain_assets.table.query import sql_rows
 
 if TYPE_CHECKING:
     import lance
@@ -41,7 +43,8 @@ def score_bins(dataset: lance.LanceDataset) -> list[Bin]:
     """Documents by score in bins of 0.5, and those without a score."""
     query = "SELECT floor(score * 2) / 2 AS low, count(*) AS n FROM dataset GROUP BY 1 ORDER BY 1"
     return [
-        Bin(label="none" if row["low"] is None else f"{row['low']:.1f}", rows=row["n"]) for row in _rows(dataset, query)
+        Bin(label="none" if row["low"] is None else f"{row['low']:.1f}", rows=row["n"])
+        for row in sql_rows(dataset, query)
     ]
 
 
@@ -61,7 +64,7 @@ def language_bins(dataset: lance.LanceDataset, most: int = 12) -> list[Bin]:
         "SELECT language, count(*) AS n FROM dataset WHERE language IS NOT NULL "
         f"GROUP BY language ORDER BY n DESC, language LIMIT {most}"
     )
-    return [Bin(label=row["language"], rows=row["n"]) for row in _rows(dataset, query)]
+    return [Bin(label=row["language"], rows=row["n"]) for row in sql_rows(dataset, query)]
 
 
 def duplicates_by_source(dataset: lance.LanceDataset, flag: str = "is_dup") -> list[SourceShare]:
@@ -70,15 +73,11 @@ def duplicates_by_source(dataset: lance.LanceDataset, flag: str = "is_dup") -> l
         f"SELECT source, count(*) AS n, sum(CASE WHEN {flag} THEN 1 ELSE 0 END) AS dups "
         "FROM dataset GROUP BY source ORDER BY n DESC, source"
     )
-    return [SourceShare(source=r["source"], rows=r["n"], duplicates=r["dups"]) for r in _rows(dataset, query)]
+    return [SourceShare(source=r["source"], rows=r["n"], duplicates=r["dups"]) for r in sql_rows(dataset, query)]
 
 
 def _bins(dataset: lance.LanceDataset, column: str, edges: Sequence[int]) -> list[Bin]:
     cases = " ".join(f"WHEN {column} >= {edge} THEN {edge}" for edge in reversed(edges))
     query = f"SELECT CASE {cases} END AS low, count(*) AS n FROM dataset GROUP BY 1"
-    counts = {row["low"]: row["n"] for row in _rows(dataset, query)}
+    counts = {row["low"]: row["n"] for row in sql_rows(dataset, query)}
     return [Bin(label=f"{edge:,}+", rows=counts.get(edge, 0)) for edge in edges]
-
-
-def _rows(dataset: lance.LanceDataset, query: str) -> list[dict[str, Any]]:
-    return [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]

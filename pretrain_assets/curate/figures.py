@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pretrain_assets.table.query import sql_rows
+
 if TYPE_CHECKING:
     import lance
 
@@ -125,11 +127,6 @@ class Report:
     """In the order of the stages."""
 
 
-def rows_of(dataset: lance.LanceDataset, query: str) -> list[dict[str, Any]]:
-    """The answer to a query over `dataset`, row by row."""
-    return [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
-
-
 def histograms(
     dataset: lance.LanceDataset, columns: Mapping[str, str], marks: Mapping[str, Sequence[Mark]]
 ) -> list[Histogram]:
@@ -152,7 +149,7 @@ def histograms(
         for place, name in enumerate(names)
         for word, share in (("low", 0.01), ("high", 0.99))
     )
-    (ranges,) = rows_of(dataset, f"SELECT {asked} FROM dataset")
+    (ranges,) = sql_rows(dataset, f"SELECT {asked} FROM dataset")
     edges = [
         _edges(ranges[f"low{place}"], ranges[f"high{place}"], [mark.value for mark in marks.get(name, ())])
         for place, name in enumerate(names)

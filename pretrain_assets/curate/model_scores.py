@@ -24,6 +24,7 @@ from pretrain_assets.errors import ModelError
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.schema import computed_field
 from pretrain_assets.table.storage import Location
 
@@ -145,7 +146,7 @@ def score_bins(dataset: lance.LanceDataset, name: str, *, most: int = 10) -> dic
 
 
 def _one(dataset: lance.LanceDataset, query: str) -> Any:
-    return dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["one"]
+    return sql_rows(dataset, query)[0]["one"]
 
 
 def _fill(model: DocumentModel, output: int, activation: str, config: ModelScoreConfig, text: dict[str, Any]) -> Fill:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pretrain_assets.table.query import sql_rows
+
 if TYPE_CHECKING:
     import lance
 
@@ -108,7 +110,7 @@ def rows_failing(dataset: lance.LanceDataset) -> dict[str, dict[str, int]]:
     sets = {name: {"": keeps(rules), **{rule.name: rule.kept for rule in rules}} for name, rules in RULES.items()}
     kept = [(name, rule, sql) for name, rules in sets.items() for rule, sql in rules.items()]
     counts = ", ".join(f"count(*) FILTER (WHERE NOT ({sql})) AS c{number}" for number, (_, _, sql) in enumerate(kept))
-    row = dataset.sql(f"SELECT {counts} FROM dataset").build().to_batch_records()[0].to_pylist()[0]
+    row = sql_rows(dataset, f"SELECT {counts} FROM dataset")[0]
     failing: dict[str, dict[str, int]] = {name: {} for name in sets}
     for number, (name, rule, _) in enumerate(kept):
         failing[name][rule] = row[f"c{number}"]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.curate import eda
 from pretrain_assets.curate.contamination_report import contamination_report
-from pretrain_assets.curate.figures import Bars, Mark, Report, Section, Series, Table, histograms, rows_of
+from pretrain_assets.curate.figures import Bars, Mark, Report, Section, Series, Table, histograms
 from pretrain_assets.curate.filters import FILTERS, usable
 from pretrain_assets.curate.funnel import Funnel, funnel
 from pretrain_assets.curate.quality_rules import RULES
 from pretrain_assets.curate.sql import and_terms
 from pretrain_assets.table.columns import COLUMNS, columns_of
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.versions import STAGES, VERBS, table_id
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _sources(dataset: lance.LanceDataset, found: Funnel | None) -> Section:
     }
     facts = {name: sql for name, sql in facts.items() if sql}
     asked = ", ".join(f"{sql} AS f{place}" for place, sql in enumerate(facts.values()))
-    answer = rows_of(
+    answer = sql_rows(
         dataset, f"SELECT source, {asked} FROM dataset GROUP BY source ORDER BY f0 DESC, source LIMIT {SOURCES}"
     )
     kept = {count.source: count.kept.rows / max(1, count.total.rows) for count in found.by_source} if found else {}
@@ -155,7 +156,7 @@ def _duplicates(dataset: lance.LanceDataset) -> Section:
 def _shares(dataset: lance.LanceDataset, flags: dict[str, str], title: str) -> tuple[Table | Bars, ...]:
     """How much of every source has a flag, as bars and as a table."""
     asked = ", ".join(f"count(*) FILTER (WHERE {column}) AS {column}" for column in flags)
-    answer = rows_of(
+    answer = sql_rows(
         dataset, f"SELECT source, count(*) AS n, {asked} FROM dataset GROUP BY source ORDER BY n DESC, source"
     )
     shown = answer[:SOURCES]
@@ -180,7 +181,7 @@ def _languages(dataset: lance.LanceDataset) -> Section:
     """Rows by language."""
     figures: tuple[Bars, ...] = ()
     if "language" in dataset.schema.names:
-        answer = rows_of(
+        answer = sql_rows(
             dataset, "SELECT language, count(*) AS n FROM dataset GROUP BY language ORDER BY n DESC, language"
         )
         bins = [eda.Bin(label=row["language"] or "unknown", rows=row["n"]) for row in answer[:LANGUAGES]]

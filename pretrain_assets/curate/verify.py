@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pretrain_assets.table import verify
 from pretrain_assets.table.columns import columns_of
 from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.verify import Finding
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def near_duplicates_name_survivors(dataset: lance.LanceDataset, record: LineageR
         "OR (d.near_dup_of IS NOT NULL) <> d.is_near_dup OR (d.near_dup_similarity IS NOT NULL) <> d.is_near_dup) "
         "AS wrong FROM dataset d LEFT JOIN dataset s ON d.near_dup_of = s.id WHERE d.is_near_dup IS NOT NULL"
     )
-    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    row = sql_rows(dataset, query)[0]
     return Finding(
         name="near_duplicates_name_survivors",
         passed=row["wrong"] == 0,
@@ -49,7 +50,7 @@ def matches_lie_in_their_texts(dataset: lance.LanceDataset, record: LineageRecor
         "AND contamination_stop > contamination_start AND contamination_stop <= n_chars, false)) AS wrong "
         "FROM dataset WHERE contaminated IS NOT NULL"
     )
-    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    row = sql_rows(dataset, query)[0]
     return Finding(
         name="matches_lie_in_their_texts",
         passed=row["wrong"] == 0,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pretrain_assets.errors import CommitError
 from pretrain_assets.ingest.journal import Entry
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.storage import Location, exists, storage_options
 from pretrain_assets.table.versions import heal, identified, latest_record, records, table_id
 
@@ -133,6 +134,5 @@ def _commit(
 
 def _largest_id(dataset: lance.LanceDataset) -> int:
     """-1 when the table has no row."""
-    batches = dataset.sql("SELECT max(id) AS largest FROM dataset").build().to_batch_records()
-    largest = batches[0]["largest"][0].as_py()
-    return -1 if largest is None else int(largest)
+    (row,) = sql_rows(dataset, "SELECT max(id) AS largest FROM dataset")
+    return -1 if row["largest"] is None else int(row["largest"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain_assets.table.columns import COLUMNS, columns_of
 from pretrain_assets.table.filler.spec import ERROR_SUFFIX
 from pretrain_assets.table.lineage import LineageRecord, Pin
+from pretrain_assets.table.query import sql_rows
 
 if TYPE_CHECKING:
     import lance
@@ -101,7 +102,7 @@ def one_kept_per_class(dataset: lance.LanceDataset) -> Finding:
         "(SELECT sum(CASE WHEN is_dup THEN 0 ELSE 1 END) AS kept FROM dataset WHERE content_hash IS NOT NULL "
         "GROUP BY content_hash)"
     )
-    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    row = sql_rows(dataset, query)[0]
     return Finding(
         name="one_kept_per_class",
         passed=row["classes"] == row["with_one"],
@@ -118,7 +119,7 @@ def duplicates_name_survivors(dataset: lance.LanceDataset) -> Finding:
         "OR (d.dup_of IS NOT NULL) <> d.is_dup) AS wrong "
         "FROM dataset d LEFT JOIN dataset s ON d.dup_of = s.id WHERE d.is_dup IS NOT NULL"
     )
-    row = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]
+    row = sql_rows(dataset, query)[0]
     return Finding(
         name="duplicates_name_survivors",
         passed=row["wrong"] == 0,
@@ -142,7 +143,7 @@ def share_removed(
         f"SELECT source, avg(CASE WHEN {flag} THEN 1.0 ELSE 0.0 END) AS share FROM dataset "
         f"WHERE {flag} IS NOT NULL GROUP BY source ORDER BY share DESC, source"
     )
-    rows = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    rows = sql_rows(dataset, query)
     limit = record.details.get("limits", {}).get(name, MAX_SHARE_REMOVED)
     over = [row for row in rows if row["share"] > limit]
     worst = rows[0] if rows else {"source": "none", "share": 0.0}

@@ -25,9 +25,10 @@ TABLE_ID_KEY = b"pretrain.table_id"
 
 CURATION = ("deduped", "near_deduped", "quality", "decontaminated")
 """Stages of curation in flow order; each reads the newest version of those before it."""
-BEFORE_TOKENS = (*CURATION, "masked", "model_scored")
-"""Stages whose columns a run may filter by or tokenize."""
-STAGES = ("ingested", *BEFORE_TOKENS, "tokenized", "embedded", "indexed", "deleted", "maintained")
+STAGES = (
+    *("ingested", *CURATION, "masked", "model_scored"),
+    *("tokenized", "embedded", "indexed", "deleted", "maintained"),
+)
 """Stages that make versions, in flow order; the last two at any time."""
 VERBS = {
     "ingested": "ingest",

@@ -14,6 +14,7 @@ from pretrain_assets.loader.exposure import times_seen
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
@@ -69,7 +70,7 @@ def sources(dataset: lance.LanceDataset, data: DataConfig) -> list[dict[str, Any
         f"SELECT {columns}, count(*) AS num_rows, sum({data.count_column} + 1) AS num_tokens FROM dataset "
         f"WHERE {data.filter} GROUP BY {columns} ORDER BY num_tokens DESC, {columns}"
     )
-    found = [row for batch in dataset.sql(query).build().to_batch_records() for row in batch.to_pylist()]
+    found = sql_rows(dataset, query)
     all_tokens = sum(row["num_tokens"] for row in found)
     named, others = found[:MAX_SOURCES], found[MAX_SOURCES:]
     if others:
@@ -90,7 +91,7 @@ def contamination(dataset: lance.LanceDataset, data: DataConfig) -> dict[str, An
         "SELECT count(*) AS documents, count(*) FILTER (WHERE contaminated) AS contaminated, "
         f"count(*) FILTER (WHERE contaminated IS NULL) AS not_searched FROM dataset WHERE {data.filter}"
     )
-    (counts,) = dataset.sql(query).build().to_batch_records()[0].to_pylist()
+    (counts,) = sql_rows(dataset, query)
     sets = making_parameters(dataset.schema.field("contaminated")).get("eval_sets", [])
     return {**counts, "eval_sets": [one["name"] for one in sets]}
 

@@ -14,6 +14,7 @@ from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.loader.mixture import assign
 from pretrain_assets.table.lineage import Pin, digest
 from pretrain_assets.table.predicate import check_predicate
+from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import STORAGE_ENV_NAMES, Location, is_remote, join
 from pretrain_assets.table.verify import filters_disjoint
@@ -77,7 +78,7 @@ def _check_rows(dataset: lance.LanceDataset, recipe: Recipe) -> None:
     if data.mixture:
         assign(dataset, data.filter, data.mixture, count_column=data.count_column)
     query = f"SELECT sum({data.count_column} + 1) AS tokens FROM dataset WHERE {data.filter}"
-    tokens = dataset.sql(query).build().to_batch_records()[0].to_pylist()[0]["tokens"] or 0
+    tokens = sql_rows(dataset, query)[0]["tokens"] or 0
     if tokens < recipe.train.global_batch_tokens:
         raise ConfigError(
             f"data.filter={data.filter!r} keeps {tokens:,} tokens, fewer than the {recipe.train.global_batch_tokens:,} "
