@@ -13,14 +13,15 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.table.versions import HISTORY_TAG, release_tags, stage_tags
+from pretrain_assets.table.versions import HISTORY_TAG, STAGES, release_tags, stage_tags
 
 if TYPE_CHECKING:
     import lance
 
-INPUTS = frozenset({"ingested", "deduped", "tokenized", "indexed"})
-"""Stages whose newest versions others read. Of any other, such as a column of one's own, nobody opens an older version:
-its values are in the newest one too, and its records stay."""
+OPENED = frozenset(STAGES) - {"deleted", "maintained"}
+"""Stages whose newest versions are opened: by the stages after them, and to draw them when nothing is to be done. Of any
+other, such as a column of one's own, nobody opens an older version: its values are in the newest too, its records stay.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -133,7 +134,7 @@ def _newest_of_stages(
             by_stage.setdefault(stage, []).append(version)
     found: dict[int, list[str]] = {}
     for stage, versions in by_stage.items():
-        if stage in INPUTS:
+        if stage in OPENED:
             number = keep_last - (index_to_come and stage == "indexed")
             for version in sorted(versions)[-number:] if number else []:
                 last = f"among the last {keep_last} {stage}" if version != max(versions) else f"newest {stage}"
