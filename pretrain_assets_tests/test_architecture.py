@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenize": BASE | {"table"},
     "loader": BASE | {"table"},
     "train": BASE | {"table", "loader", "launch.contract", "launch.guard"},  # both sides of the job contract
-    "forensics": BASE | {"table", "loader", "train.model", "train.checkpoint", "launch.contract"},
+    "forensics": BASE | {"table", "curate", "tokenize", "loader", "train", "launch.contract"},
     "launch": {"config", "errors", "plural"},
 }
 LAZILY = {"train": {"tokenize"}}
