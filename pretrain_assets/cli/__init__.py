@@ -15,7 +15,20 @@ from typing import NoReturn
 import click
 
 from pretrain_assets import project
-from pretrain_assets.cli import ask, contamination, curate, embed, evaluate, filters, loader, model, seen, stages, table
+from pretrain_assets.cli import (
+    ask,
+    contamination,
+    curate,
+    embed,
+    evaluate,
+    filters,
+    loader,
+    model,
+    neighbours,
+    seen,
+    stages,
+    table,
+)
 from pretrain_assets.errors import PretrainError
 from pretrain_assets.table.storage import Location, absolute
 
@@ -40,7 +53,7 @@ def cli(context: click.Context, database: str | None, table: str | None, runs: s
     }
 
 
-for _room in (stages, curate, contamination, embed, filters, loader, table, model, evaluate, ask, seen):
+for _room in (stages, curate, contamination, embed, filters, loader, table, model, evaluate, ask, seen, neighbours):
     for _verb in _room.VERBS:
         cli.add_command(_verb)
 

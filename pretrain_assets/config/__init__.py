@@ -21,7 +21,15 @@ from pretrain_assets.config.stages import (
     MaintainConfig,
     TokenizeConfig,
 )
-from pretrain_assets.config.training import ExecutionConfig, ModelConfig, Recipe, RunSpec, TrainConfig, lasting
+from pretrain_assets.config.training import (
+    ExecutionConfig,
+    ModelConfig,
+    Recipe,
+    ReplayOf,
+    RunSpec,
+    TrainConfig,
+    lasting,
+)
 from pretrain_assets.convert import check_name, from_dict, override, to_dict
 
 __all__ = [
@@ -42,6 +50,7 @@ __all__ = [
     "NearDedupConfig",
     "QualityConfig",
     "Recipe",
+    "ReplayOf",
     "RunSpec",
     "TokenizeConfig",
     "TokenizerIdentity",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pretrain_assets.convert import check_name, require, to_dict
+from pretrain_assets.plural import counted
+
+MAX_HOLES = 1_000_000
+"""Documents that a run may leave out one by one: all their ids stand in `run.json` and in every passport."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,12 @@ class DataConfig:
     object stores, and batches less random."""
     mixture: tuple[MixtureComponent, ...] = ()
     """Shares of the training tokens by part: documents are repeated or thinned to reach them. Empty: every row once."""
+    without: tuple[int, ...] = ()
+    """Ids of documents to leave out as holes, ascending: in their places stand masked padding tokens that nothing is
+    learned from, and every other token stays where it is. `pretrain replay` sets it."""
+    without_from: tuple[int, ...] = (0, 0)
+    """Epoch and cycle (one block of every split) from which on `without` holds: for replays that go on from a
+    checkpoint which had seen some of the documents. The default is the whole run."""
     token_column: str = "input_ids"
     """Column of token ids: `input_ids`, or `input_ids_<word>` where a second tokenizer went beside the first."""
 
@@ -60,6 +73,28 @@ class DataConfig:
         names = [component.name for component in self.mixture]
         require(len(set(names)) == len(names), "mixture", names, "give every part a name of its own")
         require(len(names) <= 255, "mixture", f"{len(names)} parts", "use at most 255")
+        self._check_without()
+
+    def _check_without(self) -> None:
+        ids = self.without
+        require(len(ids) <= MAX_HOLES, "without", f"{len(ids):,} ids", f"use at most {MAX_HOLES:,}, or a filter")
+        wrong = next((i for i in ids if type(i) is not int or not 0 <= i < 2**63), None)
+        require(wrong is None, "without", wrong, "use ids of documents: whole numbers from 0")
+        pair = next((pair for pair in itertools.pairwise(ids) if pair[0] >= pair[1]), None)
+        require(pair is None, "without", pair, "give the ids in ascending order, each once")
+        start = self.without_from
+        fits = len(start) == 2 and min(start) >= 0 and (bool(ids) or not any(start))
+        require(fits, "without_from", start, "use an epoch and a cycle, from 0, together with data.without")
+
+    @cached_property
+    def holes(self) -> str | None:
+        """What `without` and `without_from` come to, in a line with a digest; None without any."""
+        if not self.without:
+            return None
+        digest = hashlib.sha256(repr((self.without, self.without_from)).encode()).hexdigest()[:16]
+        epoch, cycle = self.without_from
+        since = f" from epoch {epoch}, cycle {cycle} on" if epoch or cycle else ""
+        return f"{counted(len(self.without), 'document')}{since}, digest {digest}"
 
     @property
     def count_column(self) -> str:
@@ -118,7 +153,7 @@ def data_identity(pin: str, data: DataConfig, tokenizer: TokenizerIdentity) -> d
     return {
         "table_version": pin,
         "filter": data.filter,
-        "mixture": to_dict(data)["mixture"],
+        "mixture": [to_dict(part) for part in data.mixture],
         "token_column": data.token_column,
         "shuffle_clump_size": data.shuffle_clump_size,
         "tokenizer": tokenizer.fingerprint,
@@ -127,4 +162,5 @@ def data_identity(pin: str, data: DataConfig, tokenizer: TokenizerIdentity) -> d
         "seq_len": data.seq_len,
         "eos_id": tokenizer.eos_id,
         "pad_id": tokenizer.pad_id,
+        **({"without": data.holes} if data.holes else {}),
     }

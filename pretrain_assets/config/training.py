@@ -13,6 +13,8 @@ from pretrain_assets.errors import ConfigError
 
 MOST = 10**9
 """Counts end below this: more is a slip of the hand."""
+NO_HOLES = {"without": [], "without_from": [0, 0]}
+"""Settings of data that are as if they were not there: runs from before they were are the same runs."""
 MAX_RATE = 1e30
 """Learning rates end here: far above any that trains, and still a finite float32."""
 
@@ -127,6 +129,8 @@ class ExecutionConfig:
     """Checkpoints kept, newest first."""
     keep_every: int | None = None
     """Checkpoints of every so many steps are kept for good; None for none."""
+    stop_after: int | None = None
+    """Save and stop after this step, as if told to: the same run without it goes on from there. None: to the end."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Experiment trackers that get every record, beside metrics.jsonl; each needs its own package."""
 
@@ -135,6 +139,8 @@ class ExecutionConfig:
             require(1 <= getattr(self, name) < MOST, name, getattr(self, name), f"use 1 to {MOST - 1:,}")
         every = self.keep_every
         require(every is None or every >= 1, "keep_every", every, "use at least 1, or None")
+        stop = self.stop_after
+        require(stop is None or stop >= 1, "stop_after", stop, "use at least 1, or None")
         require(len(set(self.trackers)) == len(self.trackers), "trackers", self.trackers, "name each once")
 
 
@@ -189,7 +195,31 @@ class Recipe:
 
 def lasting(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe as plain values, without what changes no result."""
-    return {name: value for name, value in recipe.items() if name not in ("execution", "loader", "sample_prompt")}
+    values = {name: value for name, value in recipe.items() if name not in ("execution", "loader", "sample_prompt")}
+    if isinstance(data := values.get("data"), Mapping):
+        values["data"] = {name: value for name, value in data.items() if NO_HOLES.get(name) != value}
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOf:
+    """The run that a replay repeats without some documents, and where in it the replay begins."""
+
+    run_dir: str
+    """Folder of the original run, which is only read: local path or `s3://...`."""
+    step: int
+    """Step of its checkpoint that the replay was asked for."""
+    checkpoint: str
+    """Digest of that checkpoint."""
+    start_step: int = 0
+    """Step of its checkpoint that the replay goes on from; 0 to begin with new weights."""
+    start: str = ""
+    """Digest of the checkpoint of `start_step`; empty at 0."""
+    documents_seen: int = 0
+    """Documents of `data.without` that the original had trained on by `start_step`: 0 is a clean start, which gives
+    what a run from step 0 gives."""
+    tokens_seen: int = 0
+    """Tokens of them that it had trained on by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +242,8 @@ class RunSpec:
     """Where metrics, checkpoints and the result go: local path or `s3://...`."""
     resume: Literal["auto", "never"] = "auto"
     """`auto` goes on from the newest complete checkpoint in run_dir; `never` refuses a run_dir that has one."""
+    replay: ReplayOf | None = None
+    """What it is a replay of; None for any other run."""
     storage_env: tuple[str, ...] = ()
     """Names of the environment variables that the storage clients read on the node."""
 

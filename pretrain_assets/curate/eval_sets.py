@@ -115,7 +115,7 @@ def _read_set(source: EvalSource) -> EvalSet:
     paths, digest, items = _paths(source), hashlib.sha256(), list[EvalItem]()
     given: set[str] = set()
     for path in paths:
-        for line, row in _rows(path):
+        for line, row in read_rows(path):
             item = _item(source, path, line, row, len(paths) > 1, given)
             given.add(item.id)
             items.append(item)
@@ -180,8 +180,12 @@ def _whole(text: str, where: str, name: str) -> str:
     return text
 
 
-def _rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line (row, in parquet) from 1, and its values."""
+def read_rows(path: str, what: str = "an eval set") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line (row, in parquet) from 1, and its values.
+
+    Raises:
+        InputError: the file cannot be read as `what` it is to be.
+    """
     import pyarrow as pa
 
     fs, inside = filesystem(path)
@@ -192,7 +196,7 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise
     except (pa.ArrowInvalid, OSError, EOFError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read as an eval set: {reason}. Fetch it again, or take it out.") from error
+        raise InputError(f"{path} cannot be read as {what}: {reason}. Fetch it again, or take it out.") from error
 
 
 def _parquet_rows(file: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -26,6 +26,8 @@ class SeenBy:
     """Draws of it, over all epochs and as often as a mixture repeats it, with at least one token trained on."""
     first_step: int | None
     """Optimizer step (from 1) of its first token; None if never."""
+    last_step: int | None
+    """Optimizer step of its last token so far; None if never."""
     tokens: int
     """Tokens of it trained on, end-of-text included, over all epochs."""
     reason: str
@@ -60,6 +62,7 @@ def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Seq
         i: SeenBy(
             times=sum(span.doc_start == 0 for span in spans or ()),  # every draw that was reached begins at its start
             first_step=spans[0].step if spans else None,
+            last_step=spans[-1].step if spans else None,
             tokens=sum(span.tokens for span in spans or ()),
             reason=reasons.get(i, ""),
         )

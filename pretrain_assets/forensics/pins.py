@@ -39,7 +39,7 @@ def pinned_by_runs(runs_uri: str, table_id: str, *, strict: bool = False) -> dic
     Raises:
         CheckpointError: a file cannot be read, and `strict`.
     """
-    names = list(_files(runs_uri))
+    names = list(run_files(runs_uri))
     with ThreadPoolExecutor(_READERS) as pool:
         pins = list(pool.map(lambda name: _pin(join(runs_uri, name), strict), names))
     found: dict[tuple[int, str], set[int]] = {}
@@ -54,7 +54,7 @@ def pinned_by_runs(runs_uri: str, table_id: str, *, strict: bool = False) -> dic
     return by_version
 
 
-def _files(runs_uri: str) -> Iterator[str]:
+def run_files(runs_uri: str) -> Iterator[str]:
     """Paths under `runs_uri` of every `run.json` and passport."""
     fs, path = filesystem(runs_uri)
     fs.invalidate_cache()

@@ -146,6 +146,29 @@ def pack(
 
 
 @compiled
+def mask(begins: Int64Array, ends: Int64Array, bounds: Int64Array, low: int, pad_id: int, input_ids: Any) -> None:
+    """Lay the padding id over spans of the splits' token streams, as far as a window reaches.
+
+    Args:
+        begins: First position of every span, ascending within a split.
+        ends: Position after each.
+        bounds: Per split of the window the number of its first span, and of the span after the last.
+        low: Position of the window's first token in each split's stream.
+        pad_id: Put there.
+        input_ids: The window, shape (cycles, splits, seq_len).
+    """
+    num_cycles, num_splits, seq_len = input_ids.shape
+    high = low + num_cycles * seq_len
+    for s in range(num_splits):
+        of_split = ends[bounds[s] : bounds[s + 1]]
+        for i in range(bounds[s] + np.searchsorted(of_split, low, "right"), bounds[s + 1]):
+            if begins[i] >= high:
+                break
+            for at in range(max(begins[i], low) - low, min(ends[i], high) - low):
+                input_ids[at // seq_len, s, at % seq_len] = pad_id
+
+
+@compiled
 def _lay(
     tokens: Any,
     skip: int,

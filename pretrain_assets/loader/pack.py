@@ -2,6 +2,7 @@
 
 Invariant: the blocks equal those of LanceDB's `StreamingDataset(pack_sequences=...)` bit for bit: documents joined by
 one EOS each, cut every `seq_len` tokens, padded only where a split has run out. No Python object per token or document.
+A hole (`data.without`) is a document read and packed like any other whose tokens, EOS included, then become padding.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Packer:
     eos_id: int
     """Put after every document."""
     pad_id: int
-    """Put where a split has run out of documents."""
+    """Put where a split has run out of documents, and over holes."""
     plan: EpochPlan
     """Order of the epoch."""
     splits: range
@@ -185,6 +186,9 @@ class Packer:
                 f"document {plan.rows.doc_ids[row]} (row id {plan.rows.row_ids[row]}). Run the tokenized stage again."
             )
         ids, doc_ids, position_ids = arrays
+        if len(plan.holes):
+            bounds = np.searchsorted(plan.holes, plan.offsets[self.splits.start : self.splits.stop + 1])
+            kernels.mask(*plan.hole_spans, bounds, start * plan.seq_len, self.pad_id, ids)
         rows = documents.num_rows
         return Window(input_ids=ids, doc_ids=doc_ids, position_ids=position_ids, num_rows=rows), following
 

@@ -78,6 +78,7 @@ def ledger_by_part(
     places: UInt32Array,
     ends: Int64Array,
     reached: Sequence[int],
+    hidden: Int64Array | None = None,
 ) -> dict[str, dict[str, float]]:
     """What became of the rows and tokens of each part, by its name.
 
@@ -88,6 +89,7 @@ def ledger_by_part(
         places: The plan's order: places of kept rows, shape (splits, entries per split).
         ends: Position in its split's token stream just after each entry, shape (splits, entries per split).
         reached: Tokens per split that are trained on, that stand in whole steps, and that stand in whole cycles.
+        hidden: Tokens of each part that are in holes instead of trained on, shape (parts,); None without holes.
     """
     num_parts = len(components)
     rows = np.zeros(num_parts, np.int64)
@@ -113,7 +115,8 @@ def ledger_by_part(
             "tokens_in": tokens_in,
             "tokens_repeated": tokens_repeated,
             "tokens_planned": planned,
-            "tokens_trained": trained,
+            "tokens_trained": trained - (0 if hidden is None else int(hidden[i])),
+            **({} if hidden is None else {"tokens_in_holes": int(hidden[i])}),
             "tokens_not_reached": steps - trained,
             "tokens_left_out_partial_step": cycles - steps,
             "tokens_left_out_end_of_split": planned - cycles,

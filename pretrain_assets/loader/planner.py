@@ -11,12 +11,13 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pretrain_assets.config import DataConfig
 from pretrain_assets.errors import FilterError, TableError
 from pretrain_assets.loader.mixture import SCAN_BATCH_ROWS, assign, mix
 from pretrain_assets.loader.parts import tally
-from pretrain_assets.loader.plan import EpochPlan, KeptRows
+from pretrain_assets.loader.plan import EpochPlan, Int64Array, KeptRows, places_of
 from pretrain_assets.loader.store import ArrayStore, Writer, cache_folder
 from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
@@ -97,9 +98,23 @@ class Planner:
             rows=rows,
             order=stored.arrays["order"],
             ends=stored.arrays["ends"],
+            holes=self._holes(rows, epoch, stored.arrays),
+            holes_from=self._holes_from(epoch),
             drawn=stored.arrays.get("drawn"),
             digest=stored.digest,
         )
+
+    def _holes(self, rows: KeptRows, epoch: int, arrays: Mapping[str, npt.NDArray[Any]]) -> Int64Array:
+        """Places of the documents in `data.without`; not those that end before it holds."""
+        data = self._data
+        if not data.without or epoch < data.without_from[0]:
+            return np.empty(0, np.int64)
+        places = places_of(data.without, rows, arrays["order"])
+        return places[arrays["ends"][places] > self._holes_from(epoch) * data.seq_len]
+
+    def _holes_from(self, epoch: int) -> int:
+        since, cycle = self._data.without_from
+        return cycle if epoch == since else 0
 
     def _write_rows(self, writer: Writer) -> Mapping[str, Any]:
         """Scan row id, document id and token count of the rows that the filter keeps."""

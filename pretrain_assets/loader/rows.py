@@ -30,8 +30,10 @@ class RowLoader:
         """Read `columns` of the rows whose tokens `loader` would read.
 
         Raises:
-            ConfigError: the table lacks a column, or none is named.
+            ConfigError: the table lacks a column, none is named, or documents are to be holes, which rows cannot be.
         """
+        if loader.data.without:
+            raise ConfigError("data.without makes holes in blocks; rows come whole: leave them out by data.filter")
         self._dataset = fastest(loader.planner.dataset)  # the loader's own may be a copy of the token column alone
         known = self._dataset.schema.names
         unknown = [name for name in columns if name not in known]

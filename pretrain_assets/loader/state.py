@@ -1,8 +1,8 @@
 """Loader state: one cycle number bound to its data.
 
 Invariant: a state that is accepted goes on exactly where its stream stopped; whatever would make another stream of it
-(version, filter, seed, tokenizer, seq_len, splits, changed rows) is refused with what differs. Rank, world size and
-read-ahead are no part of it.
+(version, filter, holes, seed, tokenizer, seq_len, splits, changed rows) is refused with what differs. Rank, world size
+and read-ahead are no part of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SETTINGS = {
     "eos_id": "end-of-text id of the tokenizer",
     "pad_id": "padding id of the tokenizer",
     "global_batch_tokens": "train.global_batch_tokens",
+    "without": "documents left out as holes, data.without",
     "reads": "rows, or blocks of tokens",
 }
 """What a field of an identity is, for messages: the setting of a recipe that it comes from, if there is one."""

@@ -86,6 +86,8 @@ def from_streaming_state(loader: BlockLoader, state: Mapping[str, Any]) -> tuple
 def _streaming_settings(loader: BlockLoader, epoch: int) -> dict[str, Any]:
     if loader.data.mixture:
         raise ConfigError("data.mixture is set, and StreamingDataset has no mixtures: none of its states is like ours")
+    if loader.data.without:
+        raise ConfigError("data.without is set, and StreamingDataset has no holes: it would give those documents")
     return {
         "shuffle_seed": loader.data.seed,
         "num_splits": loader.data.num_splits,

@@ -59,6 +59,7 @@ other, as they did not in training.
 
 TOKEN_LINES = {
     "tokens_trained": "trained on",
+    "tokens_in_holes": "left out: documents chosen one by one, their places kept as holes",
     "tokens_not_reached": "not reached yet",
     "tokens_left_out_partial_step": "left out: not enough for a whole step",
     "tokens_left_out_end_of_split": "left out: ends of splits, not a block in each",

@@ -239,7 +239,7 @@ def _record(found: _Found, request: Request, run_id: str | None, seconds: float)
         inputs=(str(Pin(identity, found.dataset.version)),),
         columns=(),
         parameters={
-            "predicate": _redacted(request),
+            "predicate": _redacted_request(request),
             "with_duplicates": request.with_duplicates,
         },
         code_version=CODE_VERSION,
@@ -253,11 +253,15 @@ def _record(found: _Found, request: Request, run_id: str | None, seconds: float)
     )
 
 
-def _redacted(request: Request) -> str:
-    """The predicate without what stands in quotes, which may be the very words that were to go."""
+def _redacted_request(request: Request) -> str:
     if len(request.ids) > LISTED_IDS:
         return f"{len(request.ids)} ids" + (" and a predicate" if request.where else "")
-    return re.sub(r"'(?:[^']|'')*'", "'...'", request.predicate)
+    return redacted(request.predicate)
+
+
+def redacted(predicate: str) -> str:
+    """A predicate without what stands in quotes, which may be the very words that are to go."""
+    return re.sub(r"'(?:[^']|'')*'", "'...'", predicate)
 
 
 def _deletion(found: _Found, request: Request, pinned_by_runs: Mapping[int, Sequence[str]]) -> Deletion:

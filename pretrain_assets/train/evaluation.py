@@ -98,7 +98,9 @@ class HeldOut:
             FilterError: the filter cannot be used, or keeps no row.
         """
         self._world, self._tokenizer, self._masked = world, tokenizer, document_mask
-        alone = replace(data, filter=data.held_out_filter, num_splits=1, seed=0, mixture=())
+        alone = replace(
+            data, filter=data.held_out_filter, num_splits=1, seed=0, mixture=(), without=(), without_from=(0, 0)
+        )
         self._loader = BlockLoader(location, pin, alone, tokenizer, settings=settings, setting=setting)
         self.plan = self._loader.plan(0)
         there = self.plan.blocks_per_epoch

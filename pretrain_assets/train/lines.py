@@ -61,9 +61,9 @@ def progress_line(record: Mapping[str, Any]) -> str:
     return " | ".join(
         [
             at,
-            f"loss {record['loss']:7.4f}",
+            f"loss {record['loss']:7.4f}" if "loss" in record else "all holes   ",
             f"lr {record['lr']:.2e}",
-            f"grad {record['grad_norm']:6.2f}",
+            f"grad {record.get('grad_norm', 0.0):6.2f}",
             f"{record['tok_per_s'] / 1e3:8.1f}k tok/s",
             "MFU   n/a" if share is None else f"MFU {share:5.1%}",
             f"data-wait {record['data_wait']:5.1%}",

@@ -13,14 +13,15 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any, Literal
 
-from pretrain_assets.config import RunSpec
-from pretrain_assets.errors import ConfigError, DivergenceError
+from pretrain_assets.config import ReplayOf, RunSpec
+from pretrain_assets.errors import DivergenceError
+from pretrain_assets.loader.holes import Targets
 from pretrain_assets.loader.parts import describe_mixture
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import Batch, BlockLoader
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
-from pretrain_assets.train import checkpoint, pauses
+from pretrain_assets.train import pauses
 from pretrain_assets.train.device import device_name
 from pretrain_assets.train.distributed import World
 from pretrain_assets.train.divergence import divergence, seen_command
@@ -31,12 +32,13 @@ from pretrain_assets.train.flops import flops_per_token, mfu
 from pretrain_assets.train.lines import opening, spike_line
 from pretrain_assets.train.measure import Clock, memory_bytes
 from pretrain_assets.train.metrics import MetricsLog, Record
-from pretrain_assets.train.passport import check_identity, check_plan, make_passport
+from pretrain_assets.train.origin import restore_original, restore_own
+from pretrain_assets.train.passport import make_passport
 from pretrain_assets.train.preflight import check_memory
 from pretrain_assets.train.reporting import Reporter
 from pretrain_assets.train.saver import Saver
-from pretrain_assets.train.spikes import Curve, Spike, SpikeDetector
-from pretrain_assets.train.state import capture, restore
+from pretrain_assets.train.spikes import Curve, Point, Spike, SpikeDetector
+from pretrain_assets.train.state import capture
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ class Trainer:
         check_memory(spec.recipe, spec.tokenizer)
         self.engine = Engine(spec.recipe, spec.tokenizer, world)
         self.saver = Saver(spec.run_dir, world, self.execution)
-        self.step = 0
+        self.step = self.saved = 0
+        self._targets = Targets(self.schedule)
+        self._last: Point | None = None
         self.clock = clock or Clock()
         self._curve, self._spikes = Curve(), SpikeDetector(self.config.warmup_steps)
         self._jumps: list[Spike] = []
@@ -79,17 +83,17 @@ class Trainer:
             DataIdentityError: it was trained on other data.
             ConfigError: it is past the run's last step.
         """
-        with checkpoint.open_checkpoint(self.spec.run_dir, step, weights_only=False) as folder:
-            passport = checkpoint.read_passport(folder)
-            check_identity(self.spec, passport, folder)
-            check_plan(self.schedule, passport, folder)
-            if step > self.total_steps:
-                raise ConfigError(
-                    f"Checkpoint {folder} is past the last step, {self.total_steps}; raise train.max_steps or "
-                    "train.epochs, or choose another run_dir"
-                )
-            restore(folder, self.engine)
-        self.step = step
+        restore_own(self.spec, self.schedule, self.engine, step, total_steps=self.total_steps)
+        self.step = self.saved = step
+
+    def start_replay(self, origin: ReplayOf) -> None:
+        """Begin from a checkpoint of the original run; nothing is saved here yet.
+
+        Raises:
+            DataIdentityError: it is another one than was chosen, or had seen what this run leaves out before.
+        """
+        restore_original(self.spec, self.schedule, self.engine, origin)
+        self.step = origin.start_step
 
     def train(self, metrics: MetricsLog | None, should_stop: Callable[[], bool]) -> Literal["done", "stopped"]:
         """Train to the last step, or until a rank is told to stop; saves in both cases.
@@ -103,9 +107,11 @@ class Trainer:
             PretrainError: the loss is no longer finite.
             CheckpointError: a checkpoint cannot be written.
         """
-        self._metrics, self._saved, self._began, self._should_stop = metrics, self.step, self.step, should_stop
-        pulse = self.world.pulse
+        self._metrics, self._began, self._should_stop = metrics, self.step, should_stop
+        pulse, stop_after = self.world.pulse, self.execution.stop_after or self.total_steps
         self._announce()
+        if stop_after < self.total_steps and self.step >= stop_after:
+            return "stopped"
         if self._lacks_evaluation():
             self.clock.lap("start")
             if not self._evaluate():
@@ -124,9 +130,11 @@ class Trainer:
                 self.clock.lap("data_wait")
                 self.step += 1
                 pulse.at("training", self.step)
-                loss, norm = self.engine.train_step(ids, step=self.step, total_steps=self.total_steps)
-                self._curve.add(self.step, loss, norm)
-                if not self._after_step(self.world.any(should_stop() or self.saver.failed)):
+                if self._targets.any_in(self.step):  # else nothing changes, not even a moment, and the step counts
+                    loss, norm = self.engine.train_step(ids, step=self.step, total_steps=self.total_steps)
+                    self._curve.add(self.step, loss, norm)
+                ending = self.step == stop_after < self.total_steps
+                if not self._after_step(self.world.any(should_stop() or self.saver.failed or ending)):
                     return "stopped"
         return "done"
 
@@ -191,14 +199,14 @@ class Trainer:
         self.clock.lap("training")  # after the device has caught up
         step, stepping, waited = self._logged
         seconds, steps = self.clock.stepping - stepping, self.step - step
+        learned = self._last if self._last and self._last.step == self.step else None
         rate = steps * self.config.global_batch_tokens / seconds
         stats = self.loader.stats()
         record = {
             "step": self.step,
             "epoch": self.schedule.locate(self.step)[0],
-            "loss": self._last.loss,
+            **({"loss": learned.loss, "grad_norm": learned.norm} if learned else {}),
             "lr": self.engine.optimizers[-1].param_groups[0]["lr"],
-            "grad_norm": self._last.norm,
             "tokens": self.step * self.config.global_batch_tokens,
             "tok_per_s": rate,
             "mfu": mfu(rate, self._flops_per_token, device_name(self.world.device), self.world.size),
@@ -245,12 +253,12 @@ class Trainer:
     def _save(self, *, again: bool = False) -> None:
         """Save the current step, unless it is saved already."""
         self._check_finite()
-        if again or self._saved != self.step:
+        if again or self.saved != self.step:
             if not self.engine.is_sound():
                 what = f"The weights after step {self.step} are not finite, or too large to compute with"
                 raise self._diverged(self.step, what)
             self.saver.save(self.step, capture(self.engine), self.passport() if self.world.is_main else None)
-            self._saved = self.step
+            self.saved = self.step
 
     def _check_finite(self) -> None:
         """Look at the losses since the last look; waits for the device.
@@ -268,7 +276,7 @@ class Trainer:
         self._jumps += self._spikes.find(points)
 
     def _diverged(self, step: int, what: str) -> DivergenceError:
-        return divergence(self.spec, self.schedule, step, self._saved, what)
+        return divergence(self.spec, self.schedule, step, self.saved, what)
 
     def _announce(self) -> None:
         if self.world.is_main:

@@ -30,10 +30,11 @@ _log = logging.getLogger(__name__)
 class MetricsLog:
     """Appends records; on object stores the whole (small) file is written again each time."""
 
-    def __init__(self, run_dir: str, *, last_step: int):
-        self._uri = join(run_dir, METRICS_NAME)
-        self.records = [record for record in read_metrics(run_dir) if record["step"] <= last_step]
-        self._before = read_passport(checkpoint_uri(run_dir, last_step)) if last_step > 0 else {}
+    def __init__(self, run_dir: str, *, last_step: int, before: str | None = None):
+        """Keep the records up to a step: of this run, or of the one in the folder `before` that it goes on from."""
+        self._uri, before = join(run_dir, METRICS_NAME), before or run_dir
+        self.records = [record for record in read_metrics(before) if record["step"] <= last_step]
+        self._before = read_passport(checkpoint_uri(before, last_step)) if last_step > 0 else {}
         write_file(self._uri, _lines(self.records))
         self._num_stored, self._failing, self._next_try = len(self.records), False, 0.0
 

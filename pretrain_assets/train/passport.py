@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain_assets import __version__
-from pretrain_assets.config import RunSpec, to_dict
+from pretrain_assets.config import ReplayOf, RunSpec, to_dict
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.state import check_digest, check_same
 from pretrain_assets.table.lineage import Pin
@@ -35,7 +35,8 @@ def make_passport(
     """The passport of a checkpoint after `step` of `total_steps` steps.
 
     `losses` are the newest ones, with the steps that they were measured at (`metrics.last_losses`); `ledger` has one
-    entry per epoch entered; `plan` (digest) and `budget` are those of the last step's epoch.
+    entry per epoch entered; `plan` (digest) and `budget` are those of the last step's epoch; `replay_of`, of replays
+    alone, is `config.ReplayOf` without its path.
     """
     pin, recipe = Pin.parse(spec.pin), to_dict(spec.recipe)
     epoch = schedule.locate(max(step, 1))[0]
@@ -66,7 +67,12 @@ def make_passport(
         **losses,
         "recipe": recipe,
         "code_version": __version__,
+        **({"replay_of": _replay_of(spec.replay)} if spec.replay else {}),
     }
+
+
+def _replay_of(replay: ReplayOf) -> dict[str, Any]:
+    return {name: value for name, value in to_dict(replay).items() if name != "run_dir"}
 
 
 def missing_fields(passport: Mapping[str, Any]) -> list[str]:
@@ -109,10 +115,11 @@ def ledger_gaps(passport: Mapping[str, Any]) -> list[str]:
             for unit, used in (("rows", ("planned",)), ("tokens", ("trained", "not_reached"))):
                 came = lines[f"{unit}_in"] + lines.get(f"{unit}_repeated", 0)
                 left = [count for line, count in lines.items() if line.startswith(f"{unit}_left_out_")]
-                went = sum(lines[f"{unit}_{line}"] for line in used) + sum(left)
+                went = sum(lines[f"{unit}_{line}"] for line in used) + sum(left) + lines.get(f"{unit}_in_holes", 0)
                 if came != went:
                     gaps.append(f"{name}: {came:,} {unit} came in, {went:,} are accounted for")
-        if ledger["blocks"] * passport["seq_len"] != ledger["tokens_trained"] + ledger["tokens_padded"]:
+        held = ledger["tokens_trained"] + ledger.get("tokens_in_holes", 0) + ledger["tokens_padded"]
+        if ledger["blocks"] * passport["seq_len"] != held:
             gaps.append(f"epoch {epoch}: {ledger['blocks']:,} blocks do not hold the tokens trained and padded")
         for line in ("rows_in", "tokens_in", "tokens_trained") if parts else ():
             if sum(part[line] for part in parts.values()) != ledger[line]:

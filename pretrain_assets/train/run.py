@@ -66,15 +66,19 @@ def _train(
 ) -> dict[str, Any]:
     check_way(spec.run_dir)
     check_disjoint(Location(database_uri=spec.database_uri, table_name=spec.table_name), spec)
-    step = _resume_step(spec, world)
+    step, before = _resume_step(spec, world), spec.run_dir
     trainer = Trainer(spec, world, reporters, clock)
     if step:
         trainer.resume(step)
         _log.info("going on from %s", checkpoint.checkpoint_uri(spec.run_dir, step))
+    elif spec.replay and spec.replay.start_step:
+        step, before = spec.replay.start_step, spec.replay.run_dir
+        trainer.start_replay(spec.replay)
+        _log.info("a replay: going on from %s", checkpoint.checkpoint_uri(before, step))
     metrics = None
     if world.is_main:
         clear_unfinished_result(spec.run_dir)
-        metrics = MetricsLog(spec.run_dir, last_step=step or -1)
+        metrics = MetricsLog(spec.run_dir, last_step=step or -1, before=before)
     with contextlib.closing(trainer.saver):
         status = trainer.train(metrics, should_stop)
         world.pulse.at("saving")
@@ -83,7 +87,7 @@ def _train(
     if metrics is None:
         return {"status": status}
     metrics.flush()
-    saved = checkpoint.checkpoint_uri(spec.run_dir, trainer.step) if trainer.step else None
+    saved = checkpoint.checkpoint_uri(spec.run_dir, trainer.saved) if trainer.saved else None
     return {
         "status": status,
         "step": trainer.step,

@@ -23,6 +23,9 @@ from pretrain_assets.table.versions import open_pin
 if TYPE_CHECKING:
     import lance
 
+WITHOUT = "-without-"
+"""In the name of the folder of a run with holes, which is a replay or could be one."""
+
 
 def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: str) -> RunSpec:
     """Resolve a run.
@@ -62,7 +65,8 @@ def make_spec(location: Location, pin: Pin, tag: str, recipe: Recipe, runs_uri: 
         run_dir="",
         storage_env=STORAGE_ENV_NAMES if is_remote(location.uri) or is_remote(runs_uri) else (),
     )
-    name = f"{recipe.name}-v{pin.version}-{digest([spec.identity, recipe.lasting])[:8]}"
+    holes = WITHOUT if recipe.data.without else "-"
+    name = f"{recipe.name}-v{pin.version}{holes}{digest([spec.identity, recipe.lasting])[:8]}"
     return dataclasses.replace(spec, run_dir=join(runs_uri, name))
 
 

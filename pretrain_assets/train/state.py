@@ -60,11 +60,14 @@ def restore(folder: Path, engine: Engine) -> None:
             weight = parameters.get(owner)  # whose moments are shared out over the ranks as it is
             like = torch.empty(shape) if weight is None or weight.shape != shape else weight
             moments.setdefault(owner, {})[moment] = torch.zeros_like(like, dtype=dtype)
-    _check_moments(folder, {owner: some for owner, some in moments.items() if owner != _GENERATOR}, engine)
+    of_weights = {owner: some for owner, some in moments.items() if owner != _GENERATOR}
+    untouched = not of_weights and not read_passport(folder)["tokens_seen"]  # by the optimizer: all was holes so far
+    if not untouched:
+        _check_moments(folder, of_weights, engine)
     read_into(folder, {f"{owner}|{name}": value for owner, some in moments.items() for name, value in some.items()})
     _restore_generator(folder, moments.pop(_GENERATOR, {}), engine.world.device)
     names = {id(weight): name for name, weight in parameters.items()}
-    for optimizer in engine.optimizers:
+    for optimizer in () if untouched else engine.optimizers:
         state = optimizer.state_dict()
         in_order = [weight for group in optimizer.param_groups for weight in group["params"]]
         state["state"] = {index: moments[names[id(weight)]] for index, weight in enumerate(in_order)}

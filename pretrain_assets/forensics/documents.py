@@ -1,0 +1,393 @@
+"""The rows that a question is about, wherever they still are: in the newest version, or in older ones only.
+
+Invariant: a row is found in every version that is there, also after it was deleted; one that no version has any more is
+still known by its id, from the records of deletions and ingests. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pretrain_assets.curate.filters import checked
+from pretrain_assets.errors import ConfigError, FilterError, TableError
+from pretrain_assets.plural import counted
+from pretrain_assets.table.delete import STAGE, redacted
+from pretrain_assets.table.lineage import LineageRecord, Pin
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import latest_record, records, table_id
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+Int64Array = npt.NDArray[np.int64]
+
+LISTED = 100
+"""Rows that are described one by one, the ones with the smallest ids; of more, the numbers."""
+PREVIEW_CHARS = 160
+SCAN_ROWS = 262_144
+SHOWN = ("doc_id", "source", "source_file", "n_chars", "n_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which documents: by one or more of the ways."""
+
+    docs: tuple[str, ...] = ()
+    """Ids: a number is the table's `id`, anything else the source's own `doc_id`."""
+    where: str | None = None
+    """SQL predicate; named filters may stand in it."""
+    search: str | None = None
+    """Words for the full-text index; the best hits."""
+    limit: int = 10
+    """Hits of `search`."""
+    with_duplicates: bool = False
+    """Rows with the same content as one of these as well."""
+
+    def __post_init__(self) -> None:
+        if not self.docs and self.where is None and self.search is None:
+            raise ConfigError("Which documents? Give --doc ID, once or more, --where SQL, or --search TEXT.")
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As JSON values, without what stands in quotes or was searched for: it may be the very words that must go."""
+        return {
+            "docs": list(self.docs),
+            "where": redacted(self.where) if self.where is not None else None,
+            "search": "..." if self.search is not None else None,
+            "limit": self.limit if self.search is not None else None,
+            "with_duplicates": self.with_duplicates,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One document of those asked about."""
+
+    id: int
+    """The table's row number."""
+    doc_id: str | None = None
+    """The source's own id; None once no version has the row, and so for what follows."""
+    source: str | None = None
+    """Where the document comes from."""
+    source_file: str | None = None
+    """File that it was read from."""
+    n_chars: int | None = None
+    """Length in code points."""
+    n_tokens: int | None = None
+    """Length in tokens; None where it was not tokenized."""
+    ingested: str
+    """Tag of the ingest that it came with, or the version."""
+    deleted: str | None
+    """Tag of the deletion that took it out of the newest version, or what is known of it; None: it is there."""
+    preview: str | None = None
+    """How it begins; None where that is not wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Documents:
+    """All rows asked about: 40 bytes for each, so that a whole source of millions of rows may be asked about."""
+
+    newest: Pin
+    """The newest version, at which was asked."""
+    ids: Int64Array
+    """The rows' ids, ascending, shape (rows,)."""
+    row_ids: npt.NDArray[np.uint64]
+    """Lance's stable row ids, by which indexes know the rows, of those that any version has."""
+    created: Int64Array
+    """Version that each row came with, shape (rows,)."""
+    last: Int64Array
+    """Newest version that is there and has the row; 0: none. Shape (rows,)."""
+    rows: tuple[Row, ...]
+    """The first `LISTED` of them."""
+    copies: tuple[int, ...]
+    """The first rows of the newest version with the same content that are not among these."""
+    num_copies: int
+    """How many those are."""
+    near_copies: tuple[int, ...]
+    """The first rows of the newest version that near-deduplication found to repeat one of these, or to be repeated."""
+    unhashed: int
+    """Rows of the newest version that deduplication has not seen: whether they are copies is not known."""
+    notes: tuple[str, ...] = field(default=())
+    """What could not be asked, and why."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def there(self) -> Int64Array:
+        """Ids of those that the newest version has."""
+        return self.ids[self.last == self.newest.version]
+
+    def held_by(self, version: int) -> npt.NDArray[np.bool_]:
+        """Which of them a version that is there has, shape (rows,)."""
+        return np.asarray((self.created <= version) & (version <= self.last))
+
+
+def find_documents(location: Location, asked: Asked, *, with_text: bool = True) -> Documents:
+    """Find the rows in every version that is there, and by their ids those that none has any more.
+
+    Args:
+        location: The table.
+        asked: Which rows.
+        with_text: Show how they begin.
+
+    Raises:
+        TableError: no such document, or, for a search, no index.
+        FilterError: `where` is not a predicate of the table.
+    """
+    import pyarrow as pa
+
+    dataset = open_dataset(location)
+    eras = _eras(dataset)
+    notes: list[str] = []
+    found = _matching(location, eras, asked, notes)
+    if asked.with_duplicates and len(found):
+        found = _with_copies(eras, found)
+    missing = _missing_ids(asked, found)
+    history = records(dataset)
+    gone = [_gone(history, i) for i in missing]
+    found = found.sort_by("id")
+    copies, near, unhashed = _related(dataset, found)
+    rows = [*_rows(dataset, found.slice(0, LISTED), history, with_text=with_text), *(row for row, _ in gone)]
+    came = pa.table(
+        {
+            "id": pa.array([row.id for row, _ in gone], pa.int64()),
+            "_row_created_at_version": pa.array([at for _, at in gone], pa.int64()),
+            "last": pa.array([0] * len(gone), pa.int64()),
+        }
+    )
+    ids, created, last = (
+        pa.concat_tables([found.select(came.column_names).cast(came.schema), came]).sort_by("id").columns
+    )
+    return Documents(
+        newest=Pin(table_id(dataset), dataset.version),
+        ids=ids.to_numpy(),
+        row_ids=found["_rowid"].to_numpy(),
+        created=created.to_numpy(),
+        last=last.to_numpy(),
+        rows=tuple(sorted(rows, key=lambda row: row.id)),
+        copies=tuple(copies[:LISTED].tolist()),
+        num_copies=len(copies),
+        near_copies=tuple(near[:LISTED].tolist()),
+        unhashed=unhashed,
+        notes=tuple(notes),
+    )
+
+
+def _eras(dataset: lance.LanceDataset) -> list[lance.LanceDataset]:
+    """The newest version, and every version that is there after which rows were deleted; newest first.
+
+    Together they have every row that any version has.
+    """
+    listed = [(int(v["version"]), int(v["metadata"].get("total_rows", 0))) for v in dataset.versions()]
+    found = [dataset]
+    for (older, before), (newer, after) in reversed(list(pairwise(listed))):
+        alone = newer == older + 1 and after >= before  # one commit that took nothing away
+        if not alone:
+            opened = dataset.checkout_version(newer)
+            if before + opened.count_rows(f"_row_created_at_version > {older}") > after:
+                found.append(dataset.checkout_version(older))
+    return found
+
+
+def _matching(location: Location, eras: Sequence[lance.LanceDataset], asked: Asked, notes: list[str]) -> pa.Table:
+    """The rows, each as of the newest version that has it."""
+    numbers = [text for text in asked.docs if text.isascii() and text.isdigit()]
+    names = [text for text in asked.docs if text not in numbers]
+    ids = {int(text) for text in numbers if int(text) < 2**63}
+    if asked.search is not None:
+        ids |= set(_searched(location, asked, notes))
+    predicates = [in_list("id", ids)] if ids else []
+    predicates += [in_list("doc_id", names)] if names else []
+    found = _scan_eras(eras, predicates, asked.where, notes)
+    unknown = [text for text in numbers if int(text) not in set(found["id"].to_pylist())]
+    if unknown:  # a source may number its documents
+        found = _joined([found, _scan_eras(eras, [in_list("doc_id", unknown)], None, notes)])
+    known = set(found["doc_id"].to_pylist())
+    if nowhere := [name for name in names if name not in known]:
+        raise TableError(
+            f"No version of {eras[0].uri} has a document {nowhere[0][:200]!r}. Give the table's id (a number), the "
+            "source's doc_id as it stands in the table, or find it with --where or --search."
+        )
+    return found
+
+
+def _scan_eras(
+    eras: Sequence[lance.LanceDataset], predicates: Sequence[str], where: str | None, notes: list[str]
+) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts: list[pa.Table] = []
+    for dataset in eras:
+        terms = list(predicates)
+        if where is not None:
+            try:
+                terms.append(f"({checked(dataset, where, setting='where')})")
+            except FilterError:
+                if dataset is eras[0]:
+                    raise
+                notes.append(f"rows deleted after version {dataset.version} are not found: it lacks columns of --where")
+        if not terms:
+            continue
+        part = _scan(dataset, " OR ".join(terms))
+        known = pa.chunked_array([column for old in parts for column in old["id"].chunks], pa.int64())
+        parts.append(part.filter(pc.invert(pc.is_in(part["id"], value_set=known.combine_chunks()))))
+    return _joined(parts)
+
+
+def _scan(dataset: lance.LanceDataset, predicate: str) -> pa.Table:
+    import pyarrow as pa
+
+    there = [name for name in ("doc_id", "content_hash", "near_dup_of") if name in dataset.schema.names]
+    scanner = dataset.scanner(
+        columns=["id", *there, "_row_created_at_version"], filter=predicate, with_row_id=True, batch_size=SCAN_ROWS
+    )
+    table = scanner.to_table()
+    return table.append_column("last", pa.array(np.full(len(table), dataset.version, np.int64)))
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """Rows of several versions, each once; columns that a version lacks are NULL."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = pa.concat_tables(parts, promote_options="default").combine_chunks()
+    _, first = np.unique(table["id"].to_numpy(), return_index=True)
+    return table.take(pc.cast(pa.array(np.sort(first)), pa.int64()))
+
+
+def _searched(location: Location, asked: Asked, notes: list[str]) -> list[int]:
+    from pretrain_assets.forensics.search import search
+
+    newest = open_dataset(location)
+    record = latest_record(newest, "indexed")
+    if record is None:
+        raise TableError(
+            f"{location.uri} has no full-text index: run `pretrain index` first, or give --doc or --where."
+        )
+    later = newest.count_rows(f"_row_created_at_version > {record.version}")
+    if later:
+        notes.append(
+            f"{counted(later, 'row')} added after the index ({record.tag}) were not searched: `pretrain index`"
+        )
+    hits = search(location, str(asked.search), pin=record.pin, limit=asked.limit)
+    if not hits:
+        raise TableError(f"The index ({record.tag}) finds nothing for these words: try fewer of them, or --where.")
+    return [hit.id for hit in hits]
+
+
+def _with_copies(eras: Sequence[lance.LanceDataset], found: pa.Table) -> pa.Table:
+    import pyarrow.compute as pc
+
+    parts = [found]
+    wanted = pc.unique(found["content_hash"].drop_null()) if "content_hash" in found.column_names else []
+    for dataset in eras if len(wanted) else ():
+        if "content_hash" in dataset.schema.names:
+            same = _ids_where(dataset, "content_hash", wanted)
+            parts.append(_scan(dataset, in_list("id", same.tolist())))
+    return _joined(parts)
+
+
+def _related(dataset: lance.LanceDataset, found: pa.Table) -> tuple[Int64Array, Int64Array, int]:
+    """Copies and near copies of the rows in the newest version, and how many rows were never compared."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names, none = dataset.schema.names, np.empty(0, np.int64)
+    ids = found["id"].to_numpy()
+    copies, near, unhashed = none, none, dataset.count_rows()
+    if "content_hash" in names:
+        unhashed = dataset.count_rows("content_hash IS NULL")
+        if "content_hash" in found.column_names and len(found):
+            copies = _ids_where(dataset, "content_hash", pc.unique(found["content_hash"].drop_null()))
+    if "near_dup_of" in names and len(found):
+        repeated = found["near_dup_of"].drop_null().to_numpy() if "near_dup_of" in found.column_names else none
+        near = _ids_where(dataset, "near_dup_of", pa.array(np.union1d(ids, repeated)))
+        near = np.union1d(near, _ids_where(dataset, "id", pa.array(repeated, pa.int64())))
+    copies = np.setdiff1d(copies, ids)
+    return copies, np.setdiff1d(near, np.union1d(ids, copies)), unhashed
+
+
+def _ids_where(dataset: lance.LanceDataset, column: str, values: pa.Array) -> Int64Array:
+    """Ids of the rows that have one of the values in a narrow column."""
+    import pyarrow.compute as pc
+
+    if not len(values):
+        return np.empty(0, np.int64)
+    batches = dataset.scanner(columns=list(dict.fromkeys(["id", column])), batch_size=SCAN_ROWS).to_batches()
+    parts = [batch["id"].filter(pc.is_in(batch[column], value_set=values)).to_numpy() for batch in batches]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
+
+
+def _missing_ids(asked: Asked, found: pa.Table) -> list[int]:
+    """Numbers asked for that are the id of no row that is there, nor any row's doc_id."""
+    known = {*map(str, found["id"].to_pylist()), *found["doc_id"].to_pylist()}
+    return sorted({int(text) for text in asked.docs if text.isascii() and text.isdigit() and text not in known})
+
+
+def _gone(history: Sequence[LineageRecord], row: int) -> tuple[Row, int]:
+    """A row that no version has any more, and the version that it came with.
+
+    Raises:
+        TableError: there never was such a row.
+    """
+    ingests = [record for record in history if record.stage == "ingested" and record.rows]
+    came = next((r for r in ingests if row < int(r.details.get("next_id", 0))), None)
+    if came is None:
+        last = max((int(r.details.get("next_id", 0)) for r in ingests), default=0) - 1
+        known = f"ids given out so far are 0 to {last:,}" if last >= 0 else "no ingest gave out any"
+        raise TableError(f"No row has the id {row}, and none had it: {known}. `pretrain search` finds documents.")
+    made = [r for r in history if r.stage == STAGE and row in r.details.get("ids", ())]
+    deleted = made[-1].tag if made else f"after {came.tag}, in a version that is no longer there"
+    return Row(id=row, ingested=came.tag, deleted=deleted), came.version
+
+
+def _rows(
+    dataset: lance.LanceDataset, found: pa.Table, history: Sequence[LineageRecord], *, with_text: bool
+) -> Iterator[Row]:
+    """What is shown of rows, each read in the newest version that has it."""
+    ingested = {r.version: r.tag for r in history if r.stage == "ingested" and r.rows}
+    values: dict[int, dict[str, Any]] = {}
+    for version in sorted(set(found["last"].to_pylist())):
+        opened = dataset.checkout_version(version)
+        columns = [name for name in (*SHOWN, *(["text"] if with_text else [])) if name in opened.schema.names]
+        mine = [row["id"] for row in found.select(["id", "last"]).to_pylist() if row["last"] == version]
+        read = opened.to_table(columns=["id", *columns], filter=in_list("id", mine))
+        values |= {row["id"]: row for row in read.to_pylist()}
+    for row in found.select(["id", "last", "_row_created_at_version"]).to_pylist():
+        shown = dict(values[row["id"]])
+        text = shown.pop("text", None)
+        created = row["_row_created_at_version"]
+        yield Row(
+            **shown,
+            ingested=ingested.get(created, f"version {created}"),
+            deleted=None if row["last"] == dataset.version else _deletion(history, dataset, row["id"], row["last"]),
+            preview=" ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS] if text is not None else None,
+        )
+
+
+def _deletion(history: Sequence[LineageRecord], dataset: lance.LanceDataset, row: int, last: int) -> str:
+    """Which deletion took a row away that version `last` was the last one to have."""
+    after = next(v["version"] for v in dataset.versions() if v["version"] > last)
+    made = [r for r in history if r.stage == STAGE and last < r.version <= after]
+    exactly = [r.tag for r in made if row in r.details.get("ids", ())]
+    return ", ".join(exactly or [r.tag for r in made]) or f"version {after}, by something without a record"
+
+
+def in_list(column: str, values: Iterable[int | str]) -> str:
+    """`column IN (...)` in SQL; false for no values."""
+    quoted = ["'" + v.replace("'", "''") + "'" if isinstance(v, str) else str(v) for v in values]
+    return f"{column} IN ({', '.join(quoted)})" if quoted else "false"
+
+
+def without_text(documents: Documents) -> Documents:
+    """The same without how they begin."""
+    return replace(documents, rows=tuple(replace(row, preview=None) for row in documents.rows))

@@ -1,0 +1,181 @@
+"""The documents nearest to one, by their vectors: what a copy detector may have missed, and whether a model saw it.
+
+Invariant: no document is its own neighbour, and one that has no vector, or the zero vector, is said to have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.errors import TableError
+from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.exposure import SeenBy, seen_by
+from pretrain_assets.forensics.vectors import NO_ID, VectorColumn, has_index, nearest, vector_column
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.table.predicate import check_predicate
+from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.versions import latest_record, table_id
+
+if TYPE_CHECKING:
+    import lance
+
+PREVIEW_CHARS = 160
+PARTNERS = ("dup_of", "near_dup_of")
+"""Columns in which deduplication names the row that a row repeats, the surer one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How neighbours were found, and how sure that is."""
+
+    column: str
+    """Column of vectors."""
+    model: str
+    """Model that made them."""
+    exact: bool
+    """Whether every vector was compared; otherwise an index gave the candidates."""
+    recall: float | None
+    """Recall@10 of that index, measured against exact search when it was built; None: exact, or never measured."""
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        if self.exact:
+            return f"{self.column} of {self.model}, every vector compared"
+        sure = "recall not measured" if self.recall is None else f"recall@10 {self.recall:.3f}"
+        return f"{self.column} of {self.model}, by the index ({sure})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A document near to the one asked about."""
+
+    id: int
+    """The table's row number."""
+    source: str | None
+    """Where it comes from."""
+    similarity: float
+    """Cosine of the two vectors, at most 1."""
+    known: bool
+    """Whether deduplication has found the two to repeat each other, or the same third document."""
+    preview: str
+    """Beginning of its text, white space folded."""
+    seen: SeenBy | None
+    """What the checkpoint saw of it; None when no checkpoint was asked about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighboursOf:
+    """One document, and the nearest others."""
+
+    id: int
+    """The table's row number."""
+    source: str | None
+    """Where it comes from."""
+    preview: str
+    """Beginning of its text, white space folded."""
+    seen: SeenBy | None
+    """What the checkpoint saw of it; None when no checkpoint was asked about."""
+    pin: str
+    """Version that was asked."""
+    method: Method
+    """How neighbours were found."""
+    has_vector: bool
+    """Whether its vector points anywhere: a text without words that the model knows has no neighbours."""
+    neighbours: tuple[Neighbour, ...]
+    """Nearest first."""
+
+
+def neighbours_of(
+    location: Location,
+    doc_id: int,
+    *,
+    limit: int = 5,
+    where: str | None = None,
+    exact: bool = False,
+    checkpoint: Checkpoint | None = None,
+) -> NeighboursOf:
+    """The documents nearest to one, at the table's newest version.
+
+    Args:
+        location: The table.
+        doc_id: The table's `id` of the document.
+        limit: Most neighbours.
+        where: SQL predicate that neighbours must satisfy.
+        exact: Compare every vector even where there is an index.
+        checkpoint: Say of each document what this one saw.
+
+    Raises:
+        TableError: no such document, or the table has no vectors.
+        FilterError: `where` is not a predicate of the table.
+    """
+    import numpy as np
+
+    dataset = open_dataset(location)
+    column, pin = vector_column(dataset), Pin(table_id(dataset), dataset.version)
+    if where is not None:
+        check_predicate(dataset, where, setting="where")
+    columns = ("source", "text", *PARTNERS, column.name)
+    own = rows_by_id(location, pin, [doc_id], columns).get(doc_id)
+    if own is None:
+        raise TableError(f"{location.uri} version {pin.version} has no document {doc_id}: ids are in its column id.")
+    vector = own[column.name]
+    if vector is None:
+        raise TableError(
+            f"Document {doc_id} came after the last embedding of {location.uri} and has no vector: run `pretrain embed "
+            f"{column.model}` again, which embeds new rows alone."
+        )
+    found = nearest(dataset, column, np.array([vector], np.float32), limit=limit + 1, where=where, exact=exact)
+    near = [
+        (int(i), float(similarity))
+        for i, similarity in zip(found.ids[0], found.similarity[0], strict=True)
+        if i not in (NO_ID, doc_id)
+    ][:limit]
+    ids = [doc_id, *(i for i, _ in near)]
+    rows = rows_by_id(location, pin, ids, columns[:-1])
+    seen: dict[int, SeenBy] = {}
+    if checkpoint:
+        seen = seen_by(location, pin=checkpoint.pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=ids)
+    return NeighboursOf(
+        id=doc_id,
+        source=own.get("source"),
+        preview=preview(own.get("text")),
+        seen=seen.get(doc_id),
+        pin=str(pin),
+        method=method_of(dataset, column, exact=exact),
+        has_vector=any(vector),
+        neighbours=tuple(
+            Neighbour(
+                id=i,
+                source=rows[i].get("source"),
+                similarity=round(min(1.0, similarity), 4),
+                known=bool(_family(i, rows[i]) & _family(doc_id, own)),
+                preview=preview(rows[i].get("text")),
+                seen=seen.get(i),
+            )
+            for i, similarity in near
+        ),
+    )
+
+
+def method_of(dataset: lance.LanceDataset, column: VectorColumn, *, exact: bool) -> Method:
+    """How `nearest` answers at this version."""
+    by_index = not exact and has_index(dataset, column)
+    record = latest_record(dataset, "indexed") if by_index else None
+    return Method(
+        column=column.name,
+        model=column.model,
+        exact=not by_index,
+        recall=record.details.get("recall_at_10") if record else None,
+    )
+
+
+def preview(text: str | None) -> str:
+    """The beginning of a text, white space folded."""
+    return " ".join((text or "")[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
+
+
+def _family(doc_id: int, row: dict[str, Any]) -> set[int]:
+    """The document and those that deduplication names as what it repeats."""
+    return {doc_id, *(row[name] for name in PARTNERS if row.get(name) is not None)}

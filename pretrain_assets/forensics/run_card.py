@@ -1,0 +1,248 @@
+"""Everything that a run card shows of a checkpoint, as plain values.
+
+Invariant: computed from the checkpoint, its run's history and the pinned table alone, offline and without a clock: the
+same inputs give the same card. It names no host and no place; what a run or a version lacks is one sentence in
+`missing`, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pretrain_assets.config import Recipe
+from pretrain_assets.curate.funnel import Funnel, funnel
+from pretrain_assets.errors import PretrainError
+from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.lineage import lineage_of
+from pretrain_assets.forensics.run_card_history import History, history_of
+from pretrain_assets.forensics.run_card_lineage import ColumnMade, DataLineage, columns_made, data_lineage, public
+from pretrain_assets.launch.contract import read_result
+from pretrain_assets.loader.exposure import times_seen
+from pretrain_assets.recipes import num_parameters
+from pretrain_assets.table.storage import Location
+from pretrain_assets.table.versions import open_pin
+from pretrain_assets.train import checkpoint as checkpoints
+from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.provenance import sources
+
+if TYPE_CHECKING:
+    import lance
+
+T = TypeVar("T")
+BINS = 16
+"""Numbers of times seen that are counted one by one; beyond, they are counted by ranges."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Documents that were trained on so often."""
+
+    low: int
+    """Least number of times."""
+    high: int
+    """Most number of times; the same as `low` but for ranges."""
+    documents: int
+    """How many documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Training rows of one source, by the filter."""
+
+    name: str
+    """Value of `source`."""
+    license: str | None
+    """Value of `license`; None where the table has no such column, or no value."""
+    rows: int
+    """Documents."""
+    tokens: int
+    """Their tokens, one end-of-text each included."""
+    share: float
+    """Share of all tokens, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """How to ask further."""
+
+    asks: str
+    """What it answers."""
+    command: str
+    """The command, to be given where the project lies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCard:
+    """A checkpoint, where its data come from, what it saw of them, and how it went."""
+
+    run: str
+    """Name of the run's folder."""
+    recipe: Recipe
+    """What it was told to do."""
+    step: int
+    """Optimizer steps done by the checkpoint."""
+    total_steps: int
+    """Steps of the whole run."""
+    steps_per_epoch: int | None
+    """Steps of the checkpoint's epoch."""
+    tokens_seen: int
+    """Tokens trained on, padding left out."""
+    train_loss: float | None
+    """Newest training loss in the passport."""
+    train_loss_step: int | None
+    """Step that it was measured at."""
+    val_loss: float | None
+    """Newest loss on the held-out rows."""
+    val_loss_step: int | None
+    """Step that it was measured at."""
+    table: str
+    """Name of the table."""
+    pin: str
+    """`table-id@version` that it was trained on."""
+    tag: str
+    """Tag that names that version."""
+    digest: str
+    """Of the checkpoint's files: equal for bitwise equal runs."""
+    code_version: str
+    """Release of pretrain_assets that trained it."""
+    tokenizer: str
+    """Name of the tokenizer."""
+    vocab_size: int
+    """Its number of tokens."""
+    num_parameters: int
+    """Weights of the model, as the trainer counts them."""
+    status: str | None
+    """How the run ended: `done`, `stopped` or `failed`; None where it has no result."""
+    checkpoints: tuple[int, ...]
+    """Steps whose checkpoints are there, up to this one."""
+    lineage: DataLineage | None
+    """Source files to checkpoint."""
+    columns: tuple[ColumnMade, ...]
+    """Columns of the pinned version."""
+    funnel: Funnel | None
+    """What the filter keeps of the pinned version, term by term."""
+    history: History
+    """Losses, evaluations and speed."""
+    exposures: tuple[Seen, ...]
+    """Documents by how often they were seen, fewest times first."""
+    sources: tuple[Source, ...]
+    """Training rows by source, most tokens first."""
+    questions: tuple[Question, ...]
+    """How to ask further."""
+    missing: Mapping[str, str]
+    """Why a part is not there, by its name, in a sentence."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
+    """Collect what there is to say of a checkpoint.
+
+    Raises:
+        TableError: the table is another one, or the pinned version is gone.
+        ReplacedError: a run that goes on replaced the checkpoint meanwhile.
+    """
+    passport, recipe, run_dir = checkpoint.passport, checkpoint.recipe, checkpoint.run_dir
+    dataset = open_pin(location, checkpoint.pin)
+    parts = _Parts({location.uri: location.table_name, location.database_uri: "the database", run_dir: "the run"})
+    result = read_result(run_dir)
+    total_steps = passport["budget"]["total_steps"]
+    return RunCard(
+        run=run_dir.rstrip("/").rsplit("/", 1)[-1],
+        recipe=recipe,
+        step=checkpoint.step,
+        total_steps=total_steps,
+        steps_per_epoch=passport["budget"].get("steps_per_epoch"),
+        tokens_seen=passport["tokens_seen"],
+        **{name: passport.get(name) for name in ("train_loss", "train_loss_step", "val_loss", "val_loss_step")},
+        table=location.table_name,
+        pin=passport["pin"],
+        tag=passport["tag"],
+        digest=checkpoints.digest(checkpoint.uri),
+        code_version=passport["code_version"],
+        tokenizer=public(passport["tokenizer"]["name"]),
+        vocab_size=passport["tokenizer"]["vocab_size"],
+        num_parameters=num_parameters(recipe, passport["tokenizer"]["vocab_size"]),
+        status=result["status"] if result else None,
+        checkpoints=tuple(step for step in reversed(checkpoints.steps(run_dir)) if step <= checkpoint.step),
+        lineage=parts.get("lineage", lambda: data_lineage(dataset, lineage_of(location, checkpoint))),
+        columns=columns_made(dataset, recipe.data),
+        funnel=parts.get("funnel", lambda: funnel(dataset, recipe.data.filter)),
+        history=history_of(
+            read_metrics(run_dir),
+            result,
+            step=checkpoint.step,
+            log_every=recipe.execution.log_every,
+            total_steps=total_steps,
+        ),
+        exposures=_exposures(location, checkpoint),
+        sources=parts.get("sources", lambda: _sources(dataset, recipe)) or (),
+        questions=_questions(checkpoint),
+        missing=parts.missing,
+    )
+
+
+class _Parts:
+    """Parts of the card that may fail for a reason that people can read: what fails is missing, with that reason."""
+
+    def __init__(self, names: Mapping[str, str]):
+        """`names` gives the public name of every place that a reason may speak of."""
+        self._names, self.missing = names, dict[str, str]()
+
+    def get(self, part: str, make: Callable[[], T]) -> T | None:
+        """What `make` gives; None, and the reason in `missing`, where it raises an error for people."""
+        try:
+            return make()
+        except PretrainError as error:
+            reason = str(error)
+            for place, name in self._names.items():
+                reason = reason.replace(place, name)
+            self.missing[part] = public(reason)
+            return None
+
+
+def _sources(dataset: lance.LanceDataset, recipe: Recipe) -> tuple[Source, ...]:
+    return tuple(
+        Source(
+            name=row["source"] or "unknown",
+            license=row.get("license"),
+            rows=row["num_rows"],
+            tokens=row["num_tokens"],
+            share=row["share"],
+        )
+        for row in sources(dataset, recipe.data)
+    )
+
+
+def _exposures(location: Location, checkpoint: Checkpoint) -> tuple[Seen, ...]:
+    """How many documents were seen how often: the first `BINS` numbers of times, then ranges that double."""
+    schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
+    counts = np.bincount(times_seen(schedule, last_step=checkpoint.step))
+    bins = [(times, times) for times in range(min(len(counts), BINS))]
+    while bins and bins[-1][1] < len(counts) - 1:
+        low = bins[-1][1] + 1
+        bins.append((low, min(2 * low - 1, len(counts) - 1)))
+    found = [Seen(low=low, high=high, documents=int(counts[low : high + 1].sum())) for low, high in bins]
+    return tuple(seen for seen in found if seen.documents)
+
+
+def _questions(checkpoint: Checkpoint) -> tuple[Question, ...]:
+    """Commands for this very run, by the name of its folder."""
+    run = checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1]
+    asks = {
+        "the documents of one step, with their places in its blocks": f"seen {run} --step {max(1, checkpoint.step)}",
+        "when a document was trained on, or why not": f"where {run} --doc ID",
+        "documents about something, each with when it was seen": f'search "words" --checkpoint {run}',
+        "where a text may come from: verbatim spans and near documents": f'attribute {run} --text "..."',
+        "rows and tokens in, and what became of them": f"ledger {run}",
+        "which models saw a document, and how to take it out": "receipt --doc ID",
+        "the same run without some documents": f"replay {run} --without ids.txt",
+    }
+    return tuple(Question(asks=what, command=f"pretrain {verb}") for what, verb in asks.items())

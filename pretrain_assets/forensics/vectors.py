@@ -1,0 +1,216 @@
+"""Vectors of documents and of texts: which model made the column, its vector of any text, and the nearest rows.
+
+Invariant: a text is embedded by the very files that made the column, or not at all; similarity is the cosine of two
+vectors of length 1, and a row without a vector, NULL or zero, is near to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.config import EmbedConfig
+from pretrain_assets.curate import embedding
+from pretrain_assets.curate.document_models import find_model
+from pretrain_assets.errors import ModelError, TableError
+from pretrain_assets.table.filler.spec import Worker
+from pretrain_assets.table.schema import making_parameters
+
+if TYPE_CHECKING:
+    import lance
+    import numpy as np
+    import numpy.typing as npt
+
+    Float32Array = npt.NDArray[np.float32]
+    Int64Array = npt.NDArray[np.int64]
+
+NAME = "embedding"
+"""The column that the stage `embedded` fills."""
+NO_ID = -1
+"""Where there are fewer neighbours than asked for."""
+SCAN_BYTES = 32 << 20
+"""Of vectors held as float32 while all are read, and as much of similarities."""
+REFINE_FACTOR, PROBES = 10, 20
+"""Candidates of an index compared exactly, for each neighbour asked for, and the least partitions that are searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorColumn:
+    """A column of vectors, and what made it."""
+
+    name: str
+    """Name of the column."""
+    dims: int
+    """Length of each vector."""
+    parameters: dict[str, Any]
+    """What made the values, from the column's metadata; empty for vectors that came with the documents."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, on the hub or of its folder."""
+        return str(self.parameters.get("model", "unknown"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Neighbours:
+    """The nearest rows of each query, nearest first."""
+
+    ids: Int64Array
+    """The table's `id`, shape (queries, limit); -1 where there are fewer."""
+    similarity: Float32Array
+    """Cosine with the query, of the same shape; NaN where there are fewer."""
+
+
+def vector_column(dataset: lance.LanceDataset, name: str = NAME) -> VectorColumn:
+    """A column of vectors by its name.
+
+    Raises:
+        TableError: there is none of that name, or it holds something else.
+    """
+    import pyarrow as pa
+
+    if name not in dataset.schema.names:
+        raise TableError(
+            f"{dataset.uri} version {dataset.version} has no column {name}: make it with `pretrain embed MODEL`, "
+            "or ask without vectors."
+        )
+    field = dataset.schema.field(name)
+    if not pa.types.is_fixed_size_list(field.type) or not pa.types.is_floating(field.type.value_type):
+        raise TableError(f"{dataset.uri}: the column {name} holds {field.type}, not vectors of one length.")
+    return VectorColumn(name=name, dims=field.type.list_size, parameters=making_parameters(field))
+
+
+def encode(column: VectorColumn, texts: Sequence[str], *, model: str | None = None) -> Float32Array:
+    """Vectors of texts by the model that made the column, shape (texts, dims): of length 1, or 0 for nothing said.
+
+    Args:
+        column: The column that they are to be compared with.
+        texts: Any texts; as much is read of each as of a document.
+        model: Folder or hub name of the model, where the column's metadata name is not enough to find it.
+
+    Raises:
+        ModelError: the model is not found, or is another one.
+        ConfigError: the package that runs it is not installed.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    made = column.parameters
+    if "model" not in made or "library" not in made:
+        raise ModelError(f"Nothing says which model made the column {column.name}, so no text can be compared with it.")
+    try:
+        found = find_model(model or made["model"])
+    except ModelError as error:
+        if model is not None:
+            raise
+        raise ModelError(
+            f"The column {column.name} was made by {made['model']}, which is not found here: {error} "
+            "Say where it is with --model FOLDER."
+        ) from error
+    if found.fingerprint != made["fingerprint"]:
+        raise ModelError(
+            f"{found.folder} has the fingerprint {found.fingerprint}, and the column {column.name} was made by "
+            f"{made['model']} with {made['fingerprint']}: their vectors cannot be compared. Give that model's folder "
+            f"with --model FOLDER, or make the column anew with `pretrain embed {model or made['model']}`."
+        )
+    config = EmbedConfig(
+        model=found.folder, library=made["library"], max_tokens=made["max_tokens"], precision=made["precision"]
+    )
+    make = embedding.vectors(found, config, column.dims, Worker(num_threads=1, device="cpu"))
+    array = make(pa.record_batch([pa.array(texts, pa.string())], ["text"]))[0]
+    return np.asarray(array.flatten(), np.float32).reshape(-1, column.dims)
+
+
+def nearest(
+    dataset: lance.LanceDataset,
+    column: VectorColumn,
+    queries: Float32Array,
+    *,
+    limit: int,
+    where: str | None = None,
+    exact: bool = False,
+) -> Neighbours:
+    """The rows whose vectors are nearest to each query, by the index where there is one, else by reading all vectors.
+
+    Args:
+        dataset: The table at the version that is asked.
+        column: The column of vectors.
+        queries: Vectors of any length, shape (queries, dims); a zero vector has no neighbours.
+        limit: Most neighbours of each query.
+        where: SQL predicate that the rows must satisfy.
+        exact: Read all vectors even where there is an index. One pass for all queries.
+    """
+    import numpy as np
+
+    queries = np.ascontiguousarray(queries, np.float32).reshape(-1, column.dims)
+    lengths = np.linalg.norm(queries, axis=1, keepdims=True)
+    unit = np.divide(queries, lengths, out=np.zeros_like(queries), where=lengths > 0)
+    ids = np.full((len(unit), limit), NO_ID, np.int64)
+    similarity = np.full((len(unit), limit), np.nan, np.float32)
+    said = np.flatnonzero(lengths[:, 0])
+    if len(said):
+        find = _by_index if not exact and has_index(dataset, column) else _by_reading
+        ids[said], similarity[said] = find(dataset, column, unit[said], limit, where)
+    return Neighbours(ids=ids, similarity=similarity)
+
+
+def has_index(dataset: lance.LanceDataset, column: VectorColumn) -> bool:
+    """Whether this version has an index on the column."""
+    return any(column.name in index.field_names for index in dataset.describe_indices())
+
+
+def _by_index(
+    dataset: lance.LanceDataset, column: VectorColumn, unit: Float32Array, limit: int, where: str | None
+) -> tuple[Int64Array, Float32Array]:
+    import numpy as np
+
+    ids = np.full((len(unit), limit), NO_ID, np.int64)
+    similarity = np.full((len(unit), limit), np.nan, np.float32)
+    for at, query in enumerate(unit):
+        how = {"column": column.name, "q": query, "k": limit, "minimum_nprobes": PROBES, "refine_factor": REFINE_FACTOR}
+        scanner = dataset.scanner(columns=["id", "_distance"], nearest=how, filter=where, prefilter=True)
+        found = scanner.to_table().sort_by("_distance")
+        ids[at, : len(found)] = found["id"]
+        similarity[at, : len(found)] = 1 - np.asarray(found["_distance"])
+    return ids, similarity
+
+
+def _by_reading(
+    dataset: lance.LanceDataset, column: VectorColumn, unit: Float32Array, limit: int, where: str | None
+) -> tuple[Int64Array, Float32Array]:
+    """One pass over all vectors: memory of a batch, and of `limit` candidates for each query."""
+    import numpy as np
+
+    ids = np.full((len(unit), limit), NO_ID, np.int64)
+    similarity = np.full((len(unit), limit), -np.inf, np.float32)
+    rows = max(1, SCAN_BYTES // (4 * max(column.dims, len(unit))))
+    scanner = dataset.scanner(columns=["id", column.name], filter=where, batch_size=rows, scan_in_order=True)
+    for batch in scanner.to_batches():
+        there = batch.filter(batch.column(1).is_valid())
+        vectors = np.asarray(there.column(1).flatten(), np.float32).reshape(-1, column.dims)
+        lengths = np.linalg.norm(vectors, axis=1)
+        said = lengths > 0
+        own = np.asarray(there.column(0), np.int64)[said]
+        near = unit @ (vectors[said] / lengths[said, None]).T
+        ids, similarity = _best(ids, similarity, own, near)
+    similarity[ids == NO_ID] = np.nan
+    return ids, similarity
+
+
+def _best(
+    ids: Int64Array, similarity: Float32Array, new_ids: Int64Array, new: Float32Array
+) -> tuple[Int64Array, Float32Array]:
+    """The nearest of those found so far and of new ones; of equals, the ones found first."""
+    import numpy as np
+
+    queries, limit = ids.shape
+    least = similarity[:, -1]
+    if new.shape[1] > limit:
+        least = np.maximum(least, np.partition(new, -limit, axis=1)[:, -limit])
+    query, at = np.nonzero(new >= least[:, None])  # the few that are sorted
+    owner = np.concatenate([np.repeat(np.arange(queries), limit), query])
+    all_ids, every = np.concatenate([ids.ravel(), new_ids[at]]), np.concatenate([similarity.ravel(), new[query, at]])
+    order = np.lexsort((-every, owner))
+    kept = order[np.searchsorted(owner[order], np.arange(queries))[:, None] + np.arange(limit)]
+    return all_ids[kept], every[kept]

@@ -1,0 +1,72 @@
+"""Holes: documents that a run leaves out (`data.without`) while every other token stays in its place.
+
+Invariant: arithmetic on plans, equal to what the packer lays; a test compares the two. Holes change no plan, so the
+steps, blocks and splits of a run are those of the run without holes. The first token after a hole is learned like any
+other: its document is not left out, and padding before it says what an end-of-text says, that a document ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from pretrain_assets.loader.plan import EpochPlan, Int64Array
+from pretrain_assets.loader.schedule import Schedule
+
+
+class Targets:
+    """Which steps of a run have a token to predict, on any rank: without holes each has."""
+
+    def __init__(self, schedule: Schedule):
+        self._schedule = schedule
+        self._per_cycle = lru_cache(maxsize=2)(lambda epoch: targets_per_cycle(schedule.plan(epoch)))
+
+    def any_in(self, step: int) -> bool:
+        """Whether there is anything to learn from a step."""
+        epoch, cycle = self._schedule.locate(step)
+        if not len(self._schedule.plan(epoch).holes):
+            return True
+        return bool(self._per_cycle(epoch)[cycle : cycle + self._schedule.cycles_per_step].any())
+
+
+def targets_per_cycle(plan: EpochPlan) -> Int64Array:
+    """Tokens that are predicted in each cycle over all splits, shape (cycles,): none at the start of a block, none in
+    padding or holes. Where a whole step has none, there is nothing to learn from it.
+    """
+    at = _predicted_before(np.arange(plan.cycles_per_epoch + 1, dtype=np.int64) * plan.seq_len, plan.seq_len)
+
+    def before_each(positions: Int64Array) -> Int64Array:
+        """Summed over the streams that end at these positions: what is predicted before each cycle."""
+        ends = np.sort(_predicted_before(positions, plan.seq_len))
+        whole = np.searchsorted(ends, at)
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
+        return np.asarray(sums[whole] + (len(ends) - whole) * at)
+
+    begins, ends = plan.hole_spans
+    return np.diff(before_each(plan.tokens_per_split) - before_each(ends) + before_each(begins))
+
+
+def same_until(one: Schedule, other: Schedule, step: int) -> bool:
+    """Whether two runs whose plans are the same have the same holes in the steps up to and including `step`."""
+    pairs = zip(_hidden(one, step), _hidden(other, step), strict=True)
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+def _hidden(schedule: Schedule, last_step: int) -> Iterator[Int64Array]:
+    """Place, begin and end of every hole in every epoch that a run of `last_step` steps entered, cut there."""
+    left, epoch = last_step, 0
+    while left > 0:
+        steps = min(schedule.steps_in(epoch), left)
+        plan = schedule.plan(epoch)
+        begins, ends = plan.hole_spans
+        reached = steps * schedule.cycles_per_step * plan.seq_len
+        inside = begins < reached
+        yield np.stack([plan.holes[inside], begins[inside], np.minimum(ends[inside], reached)])
+        left, epoch = left - steps, epoch + 1
+
+
+def _predicted_before(positions: Int64Array, seq_len: int) -> Int64Array:
+    """Of the tokens before a position of a stream, those that do not stand at the start of a block."""
+    return positions - -(-positions // seq_len)
