@@ -19,6 +19,7 @@ from pretrain_assets.assets.automation import (
 )
 from pretrain_assets.assets.checkpoint import checkpoint, checkpoint_checks
 from pretrain_assets.assets.checks import corpus_checks
+from pretrain_assets.assets.contamination_in_time import contamination_in_time
 from pretrain_assets.assets.curation import curation_report
 from pretrain_assets.assets.decontaminated import decontaminated
 from pretrain_assets.assets.deduped import deduped
@@ -43,7 +44,7 @@ def build_defs(resource_overrides: Mapping[str, object] | None = None) -> dg.Def
             *(source_files, eval_sets),
             *(ingested, deduped, near_deduped, quality_signals, decontaminated, tokenized),
             *(masked, model_scored, embedded),
-            *(checkpoint, export, index, curation_report, maintenance),
+            *(checkpoint, export, index, contamination_in_time, curation_report, maintenance),
         ],
         asset_checks=[*corpus_checks, checkpoint_checks, export_checks],
         jobs=[recurate_job, pretrain_job, maintenance_job],

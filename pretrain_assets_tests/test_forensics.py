@@ -101,9 +101,9 @@ def test_seen_by_says_why_not(corpus: tuple[Location, Pin]) -> None:
     narrow = dataclasses.replace(RECIPE, data=dataclasses.replace(RECIPE.data, filter="NOT is_dup AND id % 10 > 1"))
     seen = seen_by(location, pin=pin, recipe=narrow, step=3, ids=[0, 1, 59, 999])
     assert seen[0].describe() == "not seen: held out for validation"
-    assert seen[1].describe() == "not seen: outside the filter 'NOT is_dup AND id % 10 > 1'"
-    assert seen[59].describe() == "not seen: marked as a duplicate of an earlier row"
-    assert seen[999].describe() == "not seen: no row of version 3"
+    assert seen[1].describe() == "not seen: left out by term 2 of the filter, 'id % 10 > 1' (id is 1)"
+    assert seen[59].describe() == "not seen: a copy of row 1; left out by term 1 of the filter, 'NOT is_dup'"
+    assert seen[999].describe() == "not seen: version 3 has no row 999: nor has the newest one"
 
 
 def test_an_unknown_checkpoint_is_a_clear_error(tmp_path: Path) -> None:

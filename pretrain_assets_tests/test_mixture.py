@@ -19,6 +19,7 @@ from pretrain_assets import recipes
 from pretrain_assets.config import MixtureComponent, override, to_dict
 from pretrain_assets.errors import FilterError
 from pretrain_assets.forensics.exposure import schedule_of, seen_by
+from pretrain_assets.forensics.why import LEFT_OUT
 from pretrain_assets.loader.exposure import documents, exposures
 from pretrain_assets.loader.mixture import _splitmix64, assign, mix
 from pretrain_assets.loader.parts import tally
@@ -305,9 +306,14 @@ def test_seen_by_counts_every_repeat(table: tuple[Location, Pin]) -> None:
     drawn = Counter(i for epoch in (0, 1) for i in loader.plan(epoch).doc_ids.tolist())
     assert drawn[1002] - 1 <= seen[1002].times <= drawn[1002] and drawn[1002] > 6
     assert seen[1011].describe().startswith(f"seen {seen[1011].times} times, first at step ")
-    assert seen[1001].describe() == "not seen: outside the filter 'id != 1001'"
+    assert seen[1001].describe() == "not seen: left out by term 1 of the filter, 'id != 1001' (id is 1001)"
     one = seen_by(table[0], pin=table[1], recipe=recipe, step=1, ids=range(1012, 1130))
-    assert "or the mixture did not draw it" in next(answer.reason for answer in one.values() if not answer.times)
+    planned = set(loader.plan(0).doc_ids.tolist())
+    reasons = {i: answer.reason for i, answer in one.items() if not answer.times}
+    inside = ("its turn comes at step", "left out at the end of split")
+    assert {i for i, why in reasons.items() if any(text in why for text in inside)} == planned & reasons.keys()
+    undrawn = [reason for i, reason in reasons.items() if i not in planned]
+    assert undrawn and set(undrawn) <= {LEFT_OUT[kind].format(epoch=0) for kind in ("thinned", "beyond_splits")}
 
 
 def test_another_mixture_is_another_plan_and_the_same_mixture_the_same(table: tuple[Location, Pin]) -> None:

@@ -13,6 +13,7 @@ from pretrain_assets import project
 from pretrain_assets.assets.checkpoint import recipe_partitions
 from pretrain_assets.assets.events import check_result, md, user_errors
 from pretrain_assets.assets.keys import CHECKPOINT, EXPORT, GROUP, RETRY
+from pretrain_assets.assets.pins import newest_checkpoint
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 from pretrain_assets.errors import TableError
 from pretrain_assets.report.model_card import model_card
@@ -47,7 +48,7 @@ def export(
     from pretrain_assets.train.export import export as run
 
     with user_errors():
-        found = find_checkpoint(_newest(context) or context.partition_key, launcher.runs())
+        found = find_checkpoint(newest_checkpoint(context) or context.partition_key, launcher.runs())
         made = run(
             corpus.location(),
             found.run_dir,
@@ -74,14 +75,6 @@ def export(
         },
         data_version=dg.DataVersion(made.digest),
     )
-
-
-def _newest(context: dg.AssetExecutionContext) -> str | None:
-    """The checkpoint of the partition's newest materialization; None for a recipe that only the CLI has trained."""
-    wanted = dg.AssetRecordsFilter(asset_key=CHECKPOINT, asset_partitions=[context.partition_key])
-    records = context.instance.fetch_materializations(wanted, limit=1).records
-    event = records[0].asset_materialization if records else None
-    return str(event.metadata["checkpoint"].value) if event else None
 
 
 @dg.multi_asset_check(

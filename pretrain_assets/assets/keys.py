@@ -17,6 +17,8 @@ CURATION_REPORT = AssetKey(["corpus", "curation_report"])
 CHECKPOINT = AssetKey(["model", "checkpoint"])
 EXPORT = AssetKey(["model", "export"])
 INDEX = AssetKey(["forensics", "index"])
+CONTAMINATION_IN_TIME = AssetKey(["forensics", "contamination"])
+REPORT = AssetKey(["forensics", "report"])
 MAINTENANCE = AssetKey(["corpus", "maintenance"])
 
 TABLE_POOL = "table_writer"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from pretrain_assets.assets.keys import CHECKPOINT
 from pretrain_assets.errors import TableError
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.storage import Location, open_dataset
@@ -76,3 +77,11 @@ def pin_of(materialization: dg.AssetMaterialization) -> Pin:
 def record_at(location: Location, pin: Pin, stage: str) -> LineageRecord:
     """The lineage record behind a materialization."""
     return record_of(open_dataset(location), stage, pin.version)
+
+
+def newest_checkpoint(context: dg.AssetExecutionContext) -> str | None:
+    """The checkpoint of the partition's newest materialization; None for a recipe that only the CLI has trained."""
+    wanted = dg.AssetRecordsFilter(asset_key=CHECKPOINT, asset_partitions=[context.partition_key])
+    records = context.instance.fetch_materializations(wanted, limit=1).records
+    event = records[0].asset_materialization if records else None
+    return str(event.metadata["checkpoint"].value) if event else None

@@ -17,6 +17,8 @@ import click
 from pretrain_assets import project
 from pretrain_assets.cli import (
     ask,
+    attribute,
+    card,
     contamination,
     curate,
     embed,
@@ -25,6 +27,8 @@ from pretrain_assets.cli import (
     loader,
     model,
     neighbours,
+    receipt,
+    replay,
     seen,
     stages,
     table,
@@ -53,7 +57,10 @@ def cli(context: click.Context, database: str | None, table: str | None, runs: s
     }
 
 
-for _room in (stages, curate, contamination, embed, filters, loader, table, model, evaluate, ask, seen, neighbours):
+for _room in (
+    *(stages, curate, contamination, embed, filters, loader, table, model, evaluate),
+    *(ask, attribute, seen, neighbours, card, receipt, replay),
+):
     for _verb in _room.VERBS:
         cli.add_command(_verb)
 

@@ -86,7 +86,7 @@ def clusters(
         where=where,
         limit=limit,
         seed=seed,
-        exact=exact,
+        exact=exact or None,
         shown=show,
     )
     if plot:

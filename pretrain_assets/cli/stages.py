@@ -6,13 +6,13 @@ Invariant: a verb does what the asset of the same stage does, with the same inpu
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pretrain_assets import project
 from pretrain_assets.cli.common import as_json, on_table, parse_change, pin_of, print_stage, with_engine
+from pretrain_assets.cli.training import exit_unfinished, run_here
 from pretrain_assets.config import EngineConfig
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.table.storage import Location
@@ -177,7 +177,6 @@ def train(
 ) -> None:
     """Train RECIPE on the newest tokenized version; the same command again resumes."""
     import shlex
-    import signal
 
     from pretrain_assets import recipes
     from pretrain_assets.config import override
@@ -200,20 +199,9 @@ def train(
         argv = local.torchrun_argv(contract.write_spec(spec), ranks)
         click.echo(json.dumps({"run_dir": spec.run_dir, "argv": argv}) if json_output else shlex.join(argv))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both wait until the run has saved
-    try:
-        result = local.run_local(spec, ranks)
-    except KeyboardInterrupt:
-        result = contract.read_result(spec.run_dir) or {"status": "stopped"}
+    result = run_here(spec, ranks)
     if result["status"] != "done":
-        at = f" at step {result['step']}" if "step" in result else ""
-        said = "error_type" in result and not json_output  # by a rank, on this terminal
-        why = "the reason is above" if said else result.get("error", "on request")
-        click.echo(f"{result['status']}{at}: {why}", err=True)
-        if not result.get("is_mistake"):
-            some = "the newest checkpoint" if result.get("step") else "its newest checkpoint, if there is one,"
-            click.echo(f"The same command again goes on from {some} in {spec.run_dir}.", err=True)
-        sys.exit(contract.EXIT_STOPPED if result["status"] == "stopped" else contract.EXIT_FAILED)
+        exit_unfinished(spec, result, json_output)
     if json_output:
         click.echo(json.dumps(result, indent=2))
     else:

@@ -15,6 +15,7 @@ from pretrain_assets.config.curation import (
 from pretrain_assets.config.data import DataConfig, LoaderConfig, MixtureComponent, TokenizerIdentity
 from pretrain_assets.config.stages import (
     DedupConfig,
+    DocumentLossConfig,
     EngineConfig,
     IndexConfig,
     IngestConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "ContaminationConfig",
     "DataConfig",
     "DedupConfig",
+    "DocumentLossConfig",
     "EmbedConfig",
     "EngineConfig",
     "ExecutionConfig",

@@ -7,105 +7,31 @@ it; everything else is shown as what it is, near by words or by vectors, or not 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
+from pretrain_assets.config import TokenizerIdentity, from_dict
+from pretrain_assets.convert import require
 from pretrain_assets.errors import ConfigError, PretrainError, TableError
-from pretrain_assets.forensics import candidates
+from pretrain_assets.forensics.candidates import by_vectors, by_words, pieces_of
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.exposure import SeenBy, schedule_of, seen_by
-from pretrain_assets.forensics.passage import Passage, passage_of, passages_of
-from pretrain_assets.forensics.verbatim import (
-    Reading,
-    Run,
-    covered,
-    places_of,
-    read_rows,
-    reading,
-    resolved,
-    rows_with,
-    runs_in,
-    token_batches,
-    union,
-)
-from pretrain_assets.loader.exposure import exposures
-from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.forensics.exposure import SeenBy, seen_by
+from pretrain_assets.forensics.passage import generated, passages_of
+from pretrain_assets.forensics.sources import Source, rank, sources_of
+from pretrain_assets.forensics.verbatim import Reading, Run, covered, read_rows, reading, resolved, rows_with, union
+from pretrain_assets.forensics.verdict import verdict
 from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 
-if TYPE_CHECKING:
-    import lance
-
-    from pretrain_assets.forensics.influence import Influence
-    from pretrain_assets.tokenize import Tokenizer
-
 MIN_TOKENS, MIN_BYTES = 8, 32
 """Tokens of the shortest run that counts: a clause of English; and where tokens are single bytes."""
+BYTE_IDS = 512
+"""Vocabularies up to so many ids are taken for those of bytes."""
 EXACT_TOKENS = 400_000_000
 """Tokens of a version up to which all rows are read unless asked otherwise: some five seconds on two cores."""
-LOOKED_AT = 200
-"""Documents that are looked at one by one: those that share the rarest runs, and the candidates."""
 ROWS_ASKED = 4_096
 """Rows with runs of which is asked whether they were seen, those with the rarest first."""
-PREVIEW_CHARS = 160
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """A run of the text's tokens in one document."""
-
-    start: int
-    """Index of its first token in the text."""
-    tokens: int
-    """Tokens."""
-    bits: float
-    """-log2 of its unigram probability over the tokens read: the higher, the less it can be chance."""
-    text: str
-    """The run."""
-    characters: tuple[int, int] | None
-    """Where it stands in the text: first character, and the one after its last. None where not known."""
-    document_start: int
-    """Index of its first token in the document, at its first place there."""
-    document_characters: tuple[int, int] | None
-    """The same in characters of the document."""
-    occurrences: int
-    """Places of the document that it stands at."""
-    times_seen: int
-    """How often the checkpoint was trained on all of its tokens there: over all draws, and all these places."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A document that shares something with the text."""
-
-    id: int
-    """The table's row number."""
-    doc_id: str | None
-    """The source's own id; None where the table has none."""
-    source: str | None
-    """Where it comes from; None where the table does not say."""
-    preview: str | None
-    """How it begins, white space folded; None where the table has no text."""
-    num_tokens: int
-    """Tokens of the document."""
-    covered_tokens: int
-    """Tokens of the text that stand in it, in runs of at least `min_tokens`."""
-    bits: float
-    """-log2 of the unigram probability of those: what documents are ranked by."""
-    matches: tuple[Match, ...]
-    """Those runs, the rarest first, no token in two of them."""
-    bm25: float | None
-    """Similarity by words; None where it was not among the hits, or there is no index."""
-    cosine: float | None
-    """Similarity by vectors; None where it was not asked, or the table has none."""
-    seen: SeenBy
-    """What the checkpoint saw of it, or why nothing."""
-    influence: Influence | None = None
-    """What a gradient step on it does to the loss on the text; None where it was not asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +74,12 @@ class Attribution:
     """Name of its tokenizer."""
     prompt: str | None
     """What the model was given, if it wrote the text."""
+    prompt_ids: tuple[int, ...]
+    """The prompt's token ids."""
     text: str
     """The text that is attributed."""
-    num_tokens: int
-    """Its tokens."""
+    ids: tuple[int, ...]
+    """Its token ids: as written, or as they would stand after a space where that finds more."""
     min_tokens: int
     """Tokens of the shortest run that counts."""
     exact: bool
@@ -184,6 +112,151 @@ class Attribution:
     """Time it took, without the generation."""
 
     @property
-    def best(self) -> Source | None:
-        """The document that holds most of the text of those that the checkpoint has seen."""
-        return next((one for one in self.sources if one.matches and one.seen.times), None)
+    def verdict(self) -> str:
+        """What it amounts to, in sentences with their evidence and thresholds."""
+        return verdict(self)
+
+
+def attribute(
+    location: Location,
+    checkpoint: Checkpoint,
+    *,
+    text: str | None = None,
+    ids: Sequence[int] = (),
+    prompt_ids: Sequence[int] = (),
+    min_tokens: int | None = None,
+    limit: int = 5,
+    exact: bool | None = None,
+    tokenizer: str | None = None,
+    model: str | None = None,
+) -> Attribution:
+    """Find the rows that a text may come from.
+
+    Args:
+        location: The table.
+        checkpoint: Whose pinned version is read, and whose exposures are told.
+        text: The text; it may begin and end inside a document.
+        ids: Instead of it, token ids that the model wrote.
+        prompt_ids: What it was given before them, which is not attributed.
+        min_tokens: Tokens of the shortest run that counts; None: `MIN_TOKENS`, or `MIN_BYTES` where those are bytes.
+        limit: Most documents to show.
+        exact: Read all rows, or the candidates alone; None: all, of a version of up to `EXACT_TOKENS`.
+        tokenizer: Where an `hf:` tokenizer is, as for `tokenizer_of`.
+        model: Where the model is that made the table's vectors, as for `vectors.encode`.
+
+    Raises:
+        ConfigError: there is no text, or a setting that cannot work.
+        TableError: the version is gone, or there are neither candidates nor leave to read all rows.
+        TokenizerError: the checkpoint's tokenizer is not found.
+    """
+    from pretrain_assets.tokenize.pretrained import tokenizer_of
+
+    require(min_tokens is None or min_tokens >= 1, "min_tokens", min_tokens, "use 1 or more")
+    started, pin, data = time.monotonic(), checkpoint.pin, checkpoint.recipe.data
+    dataset = open_pin(location, pin)
+    identity = from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"])
+    codec = tokenizer_of(identity, tokenizer)
+    passages = [generated(codec, ids, after=prompt_ids)] if text is None else passages_of(codec, text)
+    if not len(passages[0].ids):
+        raise ConfigError("There is nothing to attribute: the text is empty. Give some words, or another prompt.")
+    least = min_tokens or (MIN_TOKENS if identity.vocab_size > BYTE_IDS else MIN_BYTES)
+    pieces, notes = pieces_of(passages[0].text), []  # type: tuple[list[str], list[str]]
+
+    def near(find: Callable[..., dict[int, float]], **how: object) -> dict[int, float]:
+        try:
+            return find(location, pin, pieces, **how)
+        except PretrainError as error:
+            notes.append(str(error))
+            return {}
+
+    by_bm25, by_cosine = near(by_words), near(by_vectors, model=model)
+    in_version = sql_rows(dataset, f"SELECT count(*) AS num_rows, sum({data.count_column}) AS tokens FROM dataset")[0]
+    exact = (in_version["tokens"] or 0) <= EXACT_TOKENS if exact is None else exact
+    scores = {i: by_bm25.get(i, 0.0) + by_cosine.get(i, 0.0) for i in {*by_bm25, *by_cosine}}
+    if not exact and not scores:
+        raise TableError(
+            f"There are no candidates to read: {' '.join(notes) or 'no document shares a word with the text.'} "
+            f"--exact reads all {in_version['tokens']:,} tokens of version {pin.version}."
+        )
+    readings = [reading(passage, least=least) for passage in passages]
+    read_rows(dataset, data.token_column, readings, None if exact else scores)
+    one = max(readings, key=lambda one: int(covered(one, one.runs).sum()))
+    asked = {*_rarest_rows(one), *scores}
+    seen = seen_by(location, pin=pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=sorted(asked))
+    seen_runs, unseen_runs = _parted(one, seen)
+    inside = covered(one, seen_runs)
+    unseen_runs = [run for run in unseen_runs if not inside[run.start : run.stop].all()]
+    shown = [*resolved(one, seen_runs), *resolved(one, unseen_runs)]
+    ids_shown = rank(location, checkpoint, one, runs=shown, seen=seen, scores=scores)[:limit]
+    return Attribution(
+        checkpoint=checkpoint.uri,
+        step=checkpoint.step,
+        pin=str(pin),
+        tokenizer=identity.name,
+        prompt=codec.decode(prompt_ids) if prompt_ids else None,
+        prompt_ids=tuple(prompt_ids),
+        text=one.passage.text,
+        ids=tuple(one.passage.ids.tolist()),
+        min_tokens=least,
+        exact=exact,
+        rows_in_version=in_version["num_rows"],
+        rows_read=one.num_rows,
+        tokens_read=one.num_tokens,
+        rows_without_tokens=one.without_tokens,
+        candidates_by_words=len(by_bm25),
+        candidates_by_vectors=len(by_cosine),
+        covered_tokens=int(inside.sum()),
+        covered_unseen_tokens=int((covered(one, unseen_runs) & ~inside).sum()),
+        spans=_spans(one, resolved(one, seen_runs), codec.decode, seen),
+        unseen_spans=_spans(one, resolved(one, unseen_runs), codec.decode, seen),
+        sources=sources_of(
+            location,
+            checkpoint,
+            one,
+            ids_shown,
+            codec=codec,
+            seen=seen,
+            bm25=near(by_words, among=ids_shown) if by_bm25 else {},
+            cosine=near(by_vectors, among=ids_shown, model=model) if by_cosine else {},
+        ),
+        notes=tuple(notes),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _rarest_rows(one: Reading) -> list[int]:
+    """Rows with runs, those with the rarest first: `ROWS_ASKED` at most."""
+    bits = one.bits
+    by_rarity = sorted(one.runs, key=lambda run: -bits[run.start : run.stop].sum())
+    return list(dict.fromkeys(i for run in by_rarity for i in one.runs[run].ids))[:ROWS_ASKED]
+
+
+def _parted(one: Reading, seen: Mapping[int, SeenBy]) -> tuple[list[Run], list[Run]]:
+    """The runs at every place of the text that stand in rows that were seen, and those that stand in others."""
+    known = [run for run, rows in one.runs.items() if any(i in seen and seen[i].times for i in rows.ids)]
+    return union(one, known), union(one, one.runs.keys() - known)
+
+
+def _spans(
+    one: Reading, runs: Iterable[Run], decode: Callable[[Sequence[int]], str], seen: Mapping[int, SeenBy]
+) -> tuple[Span, ...]:
+    """Runs with the rows that hold them."""
+    spans = []
+    for run in runs:
+        rows = rows_with(one, run)
+        known = [seen[i] for i in rows.ids if i in seen and seen[i].times]
+        spans.append(
+            Span(
+                start=run.start,
+                tokens=run.tokens,
+                bits=float(one.bits[run.start : run.stop].sum()),
+                text=decode(one.passage.ids[run.start : run.stop].tolist()),
+                characters=one.passage.span(run.start, run.tokens),
+                rows=rows.count,
+                ids=tuple(rows.ids),
+                rows_seen=len(known),
+                times_seen=sum(by.times for by in known),
+                first_step=min((by.first_step for by in known if by.first_step), default=None),
+            )
+        )
+    return tuple(spans)

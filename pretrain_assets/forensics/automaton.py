@@ -38,6 +38,8 @@ class Automaton(NamedTuple):
     """A place of the text at which its runs end, the first: the index of their last token."""
     prefixes: Int32s
     """State of each beginning of the text, by the index of its last token; shape (tokens,)."""
+    order: Int64s
+    """All states, those with longer runs first."""
     keys: Int64s
     """Hash table of the transitions: state * num_symbols + symbol, or -1."""
     targets: Int32s
@@ -58,11 +60,17 @@ def automaton(ids: npt.ArrayLike) -> Automaton:
         np.full(num_states, -1, np.int32),
         np.full(num_states, -1, np.int32),
         np.zeros(len(text), np.int32),
+        np.zeros(num_states, np.int64),
         np.full(slots, -1, np.int64),
         np.zeros(slots, np.int32),
     )
     count = _build(found, text.astype(np.int32), np.full(num_states, -1, np.int32), np.full(slots, -1, np.int32))
-    return found._replace(lengths=found.lengths[:count], links=found.links[:count], ends=found.ends[:count])
+    return found._replace(
+        lengths=found.lengths[:count],
+        links=found.links[:count],
+        ends=found.ends[:count],
+        order=np.argsort(-found.lengths[:count], kind="stable"),
+    )
 
 
 @compiled
@@ -127,7 +135,7 @@ def _set(made: Any, state: int, symbol: int, target: int, first_slots: Any, next
 
 
 @compiled
-def _advance(made: Any, state: int, length: int, symbol: int) -> Any:
+def _advance(made: Any, state: int, length: int, symbol: Any) -> Any:
     """State and length of the longest run that ends with one more token."""
     target = _target(made, state, symbol)
     while target < 0 and state > 0:
@@ -174,7 +182,9 @@ def read(made: Any, counts: Any, tokens: Any, offsets: Any, least: int) -> Any:
 def _note(runs: Any, num_runs: int, document: int, end: int, length: int) -> Any:
     if num_runs == len(runs):
         more = np.empty((2 * num_runs, 3), np.int64)
-        more[:num_runs] = runs
+        for row in range(num_runs):  # whose slice would take the compiler seconds
+            for column in range(3):
+                more[row, column] = runs[row, column]
         runs = more
     runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = document, end, length
     return runs, num_runs + 1
@@ -206,7 +216,7 @@ def longest_runs(made: Any, tokens: Any, least: int) -> Any:
         state, length = _advance(made, state, length, symbol)
         if length >= least and length > reach[state]:
             reach[state], places[state] = length, at
-    for state in np.argsort(-made.lengths):  # whatever ends with a run stands wherever that stands
+    for state in made.order:  # whatever ends with a run stands wherever that stands
         link = made.links[state]
         if reach[state] and made.lengths[link] >= least and made.lengths[link] > reach[link]:
             reach[link], places[link] = made.lengths[link], places[state]
@@ -220,7 +230,11 @@ def longest_runs(made: Any, tokens: Any, least: int) -> Any:
         if length:
             if before and length == before + 1:  # the one before goes on
                 num_runs -= 1
-            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = at + 1 - length, length, places[state] + 1 - length
+            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = (
+                at + 1 - length,
+                length,
+                places[state] + 1 - length,
+            )
             num_runs += 1
         before = length
     return runs[:num_runs]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pretrain_assets.errors import PretrainError
 from pretrain_assets.forensics import vectors
 from pretrain_assets.forensics.search import search
 from pretrain_assets.table.lineage import Pin

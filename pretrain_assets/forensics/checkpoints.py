@@ -5,6 +5,7 @@ Invariant: only complete checkpoints are found; the passport read is the checkpo
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
+from pretrain_assets.train.spec import WITHOUT
+
+MOST_NEAR = 3
+"""Names of runs that are near to a wrong one, in a message."""
 
 T = TypeVar("T")
 
@@ -47,12 +52,13 @@ class Checkpoint:
         return from_dict(Recipe, self.passport["recipe"])
 
 
-def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
+def find_checkpoint(which: str | None, runs_uri: str, *, digests: bool = True) -> Checkpoint:
     """Find one checkpoint.
 
     Args:
-        which: Folder of a checkpoint or of a run, recipe name, or None for the run that was changed last.
+        which: Folder of a checkpoint or of a run, name of a run or recipe, or None for the run that was changed last.
         runs_uri: Folder of all runs.
+        digests: Check its files to the last byte, which reads them all; for a question about its data sizes will do.
 
     Raises:
         CheckpointError: nothing there, or nothing complete.
@@ -60,13 +66,13 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
     if which and f"/{CHECKPOINTS_NAME}/step_" in which:
         run_dir, _, digits = which.rstrip("/").rpartition(f"/{CHECKPOINTS_NAME}/step_")
         if re.fullmatch(r"\d{1,18}", digits):
-            return _open(run_dir, int(digits))
+            return _open(run_dir, int(digits), digests)
         if "/" not in digits:
             raise CheckpointError(f"{which[:200]!r} is not the folder of a step, such as step_00001000")
     runs = [which] if which and "/" in which else list(_runs(runs_uri, which))
     for run_dir in runs:
         for left in reversed(range(checkpoint.TRIES)):
-            step = checkpoint.newest(run_dir)
+            step = checkpoint.newest(run_dir, digests=digests)
             if step is None:
                 break
             try:
@@ -76,12 +82,14 @@ def find_checkpoint(which: str | None, runs_uri: str) -> Checkpoint:
                     raise
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
-        f"No complete checkpoint {wanted}under {runs_uri}. Train one with `pretrain train RECIPE` "
-        "(`pretrain recipes` lists them), or materialize model/checkpoint."
+        f"No complete checkpoint {wanted}under {runs_uri}.{_near(which, runs_uri)} Train one with `pretrain train "
+        "RECIPE` (`pretrain recipes` lists them), or materialize model/checkpoint."
     )
 
 
-def with_checkpoint(which: str | None, runs_uri: str, use: Callable[[Checkpoint], T]) -> tuple[Checkpoint, T]:
+def with_checkpoint(
+    which: str | None, runs_uri: str, use: Callable[[Checkpoint], T], *, digests: bool = True
+) -> tuple[Checkpoint, T]:
     """The checkpoint that `find_checkpoint` finds, or a newer one where a run replaced it, and what is made of it.
 
     Raises:
@@ -89,12 +97,12 @@ def with_checkpoint(which: str | None, runs_uri: str, use: Callable[[Checkpoint]
         CheckpointError: as `find_checkpoint`; a step that was asked for is no longer there.
     """
     for _ in range(checkpoint.TRIES - 1):
-        found = find_checkpoint(which, runs_uri)
+        found = find_checkpoint(which, runs_uri, digests=digests)
         try:
             return found, use(found)
         except ReplacedError:
             continue
-    found = find_checkpoint(which, runs_uri)
+    found = find_checkpoint(which, runs_uri, digests=digests)
     return found, use(found)
 
 
@@ -109,13 +117,25 @@ def find_run(which: str | None, runs_uri: str) -> str:
     run_dir = next(_runs(runs_uri, which), None)
     if run_dir is None:
         raise CheckpointError(
-            f"No run {f'of {which!r} ' if which else ''}under {runs_uri}. Start one with `pretrain train RECIPE`."
+            f"No run {f'of {which!r} ' if which else ''}under {runs_uri}.{_near(which, runs_uri)} Start one with "
+            "`pretrain train RECIPE`."
         )
     return run_dir
 
 
+def _near(which: str | None, runs_uri: str) -> str:
+    """A sentence on the runs whose names are nearest to one that nothing is named; empty without any."""
+    names = [run_dir.rstrip("/").rsplit("/", 1)[-1] for run_dir in _runs(runs_uri, None)]
+    asked = (which or "").rstrip("/").rsplit("/", 1)[-1]
+    known = {spelling: name for name in reversed(names) for spelling in (name, name.rpartition("-v")[0])}
+    found = dict.fromkeys(known[one] for one in difflib.get_close_matches(asked, known, n=MOST_NEAR))
+    return f" Did you mean {' or '.join(found)}? `pretrain runs` lists all." if found else ""
+
+
 def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
-    """Folders of runs (of one recipe), the one changed last first."""
+    """Folders of runs (of one recipe, or of this name), the one changed last first, runs with holes after all others:
+    a replay of a run is not taken for it.
+    """
     fs, path = filesystem(runs_uri)
     fs.invalidate_cache()
     if not fs.exists(path):
@@ -124,16 +144,17 @@ def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
     for entry in fs.ls(path, detail=False):
         name = entry.rstrip("/").rsplit("/", 1)[-1]
         spec = f"{entry.rstrip('/')}/{RUN_NAME}"
-        if (recipe is None or name.startswith(f"{recipe}-v")) and fs.exists(spec):
-            found.append((fs.modified(spec), join(runs_uri, name) if is_remote(runs_uri) else entry))
-    yield from (entry for _, entry in sorted(found, reverse=True))
+        if (recipe in (None, name) or name.startswith(f"{recipe}-v")) and fs.exists(spec):
+            run_dir = join(runs_uri, name) if is_remote(runs_uri) else entry
+            found.append((WITHOUT not in name, fs.modified(spec), run_dir))
+    yield from (run_dir for *_, run_dir in sorted(found, reverse=True))
 
 
-def _open(run_dir: str, step: int) -> Checkpoint:
+def _open(run_dir: str, step: int, digests: bool) -> Checkpoint:
     if step not in checkpoint.steps(run_dir):
         have = ", ".join(str(s) for s in checkpoint.steps(run_dir)) or "none"
         raise CheckpointError(f"{run_dir} has no checkpoint of step {step}; it has: {have}")
-    fault = checkpoint.find_fault(checkpoint.checkpoint_uri(run_dir, step))
+    fault = checkpoint.find_fault(checkpoint.checkpoint_uri(run_dir, step), digests=digests)
     if fault:
         raise CheckpointError(f"Checkpoint {checkpoint.checkpoint_uri(run_dir, step)} cannot be used: {fault}")
     return _read(run_dir, step)

@@ -6,29 +6,32 @@ of them holds an item of the set. What decides is the first token of the documen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pretrain_assets.curate.contamination import STAGE
 from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.item_documents import Holding, Int64s, holding_documents, unsearched_documents
 from pretrain_assets.forensics.item_words import Sighting, sightings
 from pretrain_assets.loader.exposure import first_steps
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.verify import Finding
 from pretrain_assets.table.versions import find_record, latest_record, open_pin
 from pretrain_assets.train.checkpoint import checkpoint_uri, find_fault, steps
 
 if TYPE_CHECKING:
     import lance
 
-Int64s = npt.NDArray[np.int64]
-READ_ROWS = 8192
+
+CODE_VERSION = "1"
+"""Raised when the same table and run would give another answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +77,8 @@ class SetInTime:
     newest_clean: int | None
     """Step of the newest saved checkpoint that had seen none, all its documents having been searched; None if none."""
     stands: bool | None
-    """Whether the asked checkpoint's score stands: False where it had seen an item, None where documents that it
-    trained on were never searched."""
+    """Whether the asked checkpoint's score on the items searched for stands: False where it had seen one, None where
+    none was searched for, or documents that it trained on were not searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,21 +127,8 @@ class ContaminationInTime:
         return {one.item: one.first_step for one in self.items if one.first_step is not None}
 
 
-class Holding(NamedTuple):
-    """Which documents hold which items: 8 bytes per document, and 8 per item that it holds."""
-
-    ids: Int64s
-    """Documents that hold one, ascending; shape (documents,)."""
-    documents: npt.NDArray[np.int32]
-    """Place in `ids`; shape (pairs,)."""
-    items: npt.NDArray[np.int32]
-    """Place in `names`; shape (pairs,)."""
-    names: tuple[str, ...]
-    """Items."""
-
-
 def contamination_in_time(
-    location: Location, checkpoint: Checkpoint, *, tag: str | None = None, limit: int = 20
+    location: Location, checkpoint: Checkpoint, *, tag: str | None = None, only: str | None = None, limit: int = 20
 ) -> ContaminationInTime:
     """When the run of a checkpoint first trained on each evaluation item that the corpus holds.
 
@@ -149,33 +139,36 @@ def contamination_in_time(
         location: The table.
         checkpoint: Whose scores are asked about.
         tag: A tag of the decontaminated stage, whose columns are read instead: of evaluation sets added later.
+        only: Name of the one eval set to ask about; None for all.
         limit: Items that evidence is looked up for.
 
     Raises:
-        TableError: no version was searched, or there is no such tag.
+        TableError: no version was searched, there is no such tag, or the set was not searched for.
     """
     dataset = _searched_version(location, checkpoint, tag)
     parameters = making_parameters(dataset.schema.field("contaminated"))
+    record = latest_record(open_dataset(location), STAGE)
+    newer = record.tag if record and record.version > dataset.version and record.parameters != parameters else None
+    sets = _wanted(parameters["eval_sets"], only, dataset.version, newer)
     schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
     saved = tuple(sorted({*saved_steps(checkpoint.run_dir), checkpoint.step}))
     kept = schedule.plan(0).rows.doc_ids
-    unsearched = _unsearched(dataset, kept)
+    unsearched = unsearched_documents(dataset, kept)
     without_search, _ = first_steps(schedule, unsearched, last_step=saved[-1])
-    holding = _holding(dataset)
+    holding = holding_documents(dataset, only)
     first, _ = first_steps(schedule, holding.ids, last_step=saved[-1])
     _, times = first_steps(schedule, holding.ids, last_step=checkpoint.step)
     items = _items(holding, first, times)
     unknown_from = int(without_search[without_search > 0].min(initial=saved[-1] + 1))
-    record = latest_record(open_dataset(location), STAGE)
     return ContaminationInTime(
         checkpoint=checkpoint.uri,
         step=checkpoint.step,
         pin=str(checkpoint.pin),
         version=dataset.version,
         parameters=parameters,
-        newer=record.tag if record and record.version > dataset.version and record.parameters != parameters else None,
+        newer=newer,
         steps=saved,
-        sets=tuple(_set(one, items, saved, checkpoint.step, unknown_from) for one in parameters["eval_sets"]),
+        sets=tuple(_set(one, items, saved, checkpoint.step, unknown_from) for one in sets),
         items=items,
         sightings=sightings(
             location,
@@ -190,6 +183,23 @@ def contamination_in_time(
         documents_seen=int((times > 0).sum()),
         unsearched=len(unsearched),
         unsearched_seen=int(((without_search > 0) & (without_search <= checkpoint.step)).sum()),
+    )
+
+
+def scores_stand(found: ContaminationInTime) -> Finding:
+    """The scores of the checkpoint on all evaluation sets stand: it had trained on none of the items searched for."""
+    wrong = {one.name: one.dirty[found.steps.index(found.step)] for one in found.sets if one.stands is False}
+    unknown = [one.name for one in found.sets if one.stands is None]
+    said = [
+        f"{name}: {count:,} {'item' if count == 1 else 'items'} trained on, so its score does not stand"
+        for name, count in wrong.items()
+    ]
+    said += [f"{name}: unknown, since documents (or all of its items) were not searched" for name in unknown]
+    return Finding(
+        name="scores_stand",
+        passed=not said,
+        description="; ".join(said) or f"none of {', '.join(one.name for one in found.sets)} was trained on",
+        details={"items_seen": wrong, "unknown": unknown, "newest_clean": {s.name: s.newest_clean for s in found.sets}},
     )
 
 
@@ -215,39 +225,18 @@ def _searched_version(location: Location, checkpoint: Checkpoint, tag: str | Non
     return open_pin(location, record.pin)
 
 
-def _unsearched(dataset: lance.LanceDataset, kept: Int64s) -> Int64s:
-    """Ids, ascending, of the documents that a run keeps and that were not searched.
-
-    Memory is 17 bytes per kept row: 350 MB for 20 million.
-    """
-    ids = np.sort(kept)
-    searched = np.zeros(len(ids), bool)
-    rows = dataset.scanner(["id"], filter="contaminated IS NOT NULL", batch_size=READ_ROWS)
-    for batch in rows.to_batches():
-        found = batch["id"].to_numpy()
-        places = np.searchsorted(ids, found)
-        there = places < len(ids)
-        searched[places[there][ids[places[there]] == found[there]]] = True
-    return ids[~searched]
-
-
-def _holding(dataset: lance.LanceDataset) -> Holding:
-    """The documents that hold items, and which; not their texts."""
-    import pyarrow as pa
-
-    numbers: dict[str, int] = {}
-    ids, counts, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    rows = dataset.scanner(["id", "contamination_items"], filter="contaminated", batch_size=READ_ROWS)
-    for batch in rows.to_batches():
-        lists = batch["contamination_items"]
-        names = lists.flatten().dictionary_encode()
-        known = [numbers.setdefault(name, len(numbers)) for name in names.dictionary.to_pylist()]
-        ids.append(batch["id"].to_numpy())
-        counts.append(pa.compute.list_value_length(lists).to_numpy().astype(np.int64))
-        items.append(np.array(known, np.int32)[names.indices.to_numpy()])
-    every = np.concatenate(ids)
-    places = np.repeat(np.argsort(np.argsort(every)), np.concatenate(counts))
-    return Holding(np.sort(every), places.astype(np.int32), np.concatenate(items), tuple(numbers))
+def _wanted(
+    sets: Sequence[dict[str, Any]], only: str | None, version: int, newer: str | None
+) -> Sequence[dict[str, Any]]:
+    """The sets asked about."""
+    names = [one["name"] for one in sets]
+    if only is None or only in names:
+        return [one for one in sets if only in (None, one["name"])]
+    more = f" {newer} was searched for others, or otherwise: ask with --tag {newer}." if newer else ""
+    raise TableError(
+        f"Version {version} was not searched for an eval set {only!r}, but for {', '.join(names)}.{more} `pretrain "
+        f"decontaminate {only}=FILES ...` searches for it, also after training; then ask with its --tag."
+    )
 
 
 def _items(holding: Holding, first: Int64s, times: Int64s) -> tuple[ItemInTime, ...]:
@@ -279,6 +268,7 @@ def _set(
     mine = [one.first_step for one in items if one.item.partition("/")[0] == described["name"]]
     seen = sorted(first for first in mine if first is not None)
     first = seen[0] if seen else None
+    unknown_from = unknown_from if described["searched"] else 0
     clean = [at for at in saved if at < min(unknown_from, first or unknown_from)]
     dirty_here = first is not None and first <= step
     return SetInTime(

@@ -6,8 +6,8 @@ still known by its id, from the records of deletions and ingests. Nothing is cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import ConfigError, FilterError, TableError
 from pretrain_assets.plural import counted
-from pretrain_assets.table.delete import STAGE, redacted
-from pretrain_assets.table.lineage import LineageRecord, Pin
+from pretrain_assets.table.delete import redacted
+from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, records, table_id
 
@@ -30,9 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 
 LISTED = 100
 """Rows that are described one by one, the ones with the smallest ids; of more, the numbers."""
-PREVIEW_CHARS = 160
 SCAN_ROWS = 262_144
-SHOWN = ("doc_id", "source", "source_file", "n_chars", "n_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +62,6 @@ class Asked:
             "limit": self.limit if self.search is not None else None,
             "with_duplicates": self.with_duplicates,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One document of those asked about."""
-
-    id: int
-    """The table's row number."""
-    doc_id: str | None = None
-    """The source's own id; None once no version has the row, and so for what follows."""
-    source: str | None = None
-    """Where the document comes from."""
-    source_file: str | None = None
-    """File that it was read from."""
-    n_chars: int | None = None
-    """Length in code points."""
-    n_tokens: int | None = None
-    """Length in tokens; None where it was not tokenized."""
-    ingested: str
-    """Tag of the ingest that it came with, or the version."""
-    deleted: str | None
-    """Tag of the deletion that took it out of the newest version, or what is known of it; None: it is there."""
-    preview: str | None = None
-    """How it begins; None where that is not wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,13 +104,13 @@ class Documents:
         return np.asarray((self.created <= version) & (version <= self.last))
 
 
-def find_documents(location: Location, asked: Asked, *, with_text: bool = True) -> Documents:
+def find_documents(location: Location, asked: Asked, *, deleted_text: bool = False) -> Documents:
     """Find the rows in every version that is there, and by their ids those that none has any more.
 
     Args:
         location: The table.
         asked: Which rows.
-        with_text: Show how they begin.
+        deleted_text: Show how they begin also where only older versions have them.
 
     Raises:
         TableError: no such document, or, for a search, no index.
@@ -152,10 +126,10 @@ def find_documents(location: Location, asked: Asked, *, with_text: bool = True) 
         found = _with_copies(eras, found)
     missing = _missing_ids(asked, found)
     history = records(dataset)
-    gone = [_gone(history, i) for i in missing]
+    gone = [gone_row(history, i) for i in missing]
     found = found.sort_by("id")
     copies, near, unhashed = _related(dataset, found)
-    rows = [*_rows(dataset, found.slice(0, LISTED), history, with_text=with_text), *(row for row, _ in gone)]
+    rows = [*shown_rows(dataset, found.slice(0, LISTED), history, deleted_text=deleted_text), *(row for row, _ in gone)]
     came = pa.table(
         {
             "id": pa.array([row.id for row, _ in gone], pa.int64()),
@@ -331,63 +305,3 @@ def _missing_ids(asked: Asked, found: pa.Table) -> list[int]:
     """Numbers asked for that are the id of no row that is there, nor any row's doc_id."""
     known = {*map(str, found["id"].to_pylist()), *found["doc_id"].to_pylist()}
     return sorted({int(text) for text in asked.docs if text.isascii() and text.isdigit() and text not in known})
-
-
-def _gone(history: Sequence[LineageRecord], row: int) -> tuple[Row, int]:
-    """A row that no version has any more, and the version that it came with.
-
-    Raises:
-        TableError: there never was such a row.
-    """
-    ingests = [record for record in history if record.stage == "ingested" and record.rows]
-    came = next((r for r in ingests if row < int(r.details.get("next_id", 0))), None)
-    if came is None:
-        last = max((int(r.details.get("next_id", 0)) for r in ingests), default=0) - 1
-        known = f"ids given out so far are 0 to {last:,}" if last >= 0 else "no ingest gave out any"
-        raise TableError(f"No row has the id {row}, and none had it: {known}. `pretrain search` finds documents.")
-    made = [r for r in history if r.stage == STAGE and row in r.details.get("ids", ())]
-    deleted = made[-1].tag if made else f"after {came.tag}, in a version that is no longer there"
-    return Row(id=row, ingested=came.tag, deleted=deleted), came.version
-
-
-def _rows(
-    dataset: lance.LanceDataset, found: pa.Table, history: Sequence[LineageRecord], *, with_text: bool
-) -> Iterator[Row]:
-    """What is shown of rows, each read in the newest version that has it."""
-    ingested = {r.version: r.tag for r in history if r.stage == "ingested" and r.rows}
-    values: dict[int, dict[str, Any]] = {}
-    for version in sorted(set(found["last"].to_pylist())):
-        opened = dataset.checkout_version(version)
-        columns = [name for name in (*SHOWN, *(["text"] if with_text else [])) if name in opened.schema.names]
-        mine = [row["id"] for row in found.select(["id", "last"]).to_pylist() if row["last"] == version]
-        read = opened.to_table(columns=["id", *columns], filter=in_list("id", mine))
-        values |= {row["id"]: row for row in read.to_pylist()}
-    for row in found.select(["id", "last", "_row_created_at_version"]).to_pylist():
-        shown = dict(values[row["id"]])
-        text = shown.pop("text", None)
-        created = row["_row_created_at_version"]
-        yield Row(
-            **shown,
-            ingested=ingested.get(created, f"version {created}"),
-            deleted=None if row["last"] == dataset.version else _deletion(history, dataset, row["id"], row["last"]),
-            preview=" ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS] if text is not None else None,
-        )
-
-
-def _deletion(history: Sequence[LineageRecord], dataset: lance.LanceDataset, row: int, last: int) -> str:
-    """Which deletion took a row away that version `last` was the last one to have."""
-    after = next(v["version"] for v in dataset.versions() if v["version"] > last)
-    made = [r for r in history if r.stage == STAGE and last < r.version <= after]
-    exactly = [r.tag for r in made if row in r.details.get("ids", ())]
-    return ", ".join(exactly or [r.tag for r in made]) or f"version {after}, by something without a record"
-
-
-def in_list(column: str, values: Iterable[int | str]) -> str:
-    """`column IN (...)` in SQL; false for no values."""
-    quoted = ["'" + v.replace("'", "''") + "'" if isinstance(v, str) else str(v) for v in values]
-    return f"{column} IN ({', '.join(quoted)})" if quoted else "false"
-
-
-def without_text(documents: Documents) -> Documents:
-    """The same without how they begin."""
-    return replace(documents, rows=tuple(replace(row, preview=None) for row in documents.rows))

@@ -10,7 +10,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ class ScoredSet:
 class _Group:
     """What was read of one set and metric."""
 
-    scores: dict[str, float] = field(default_factory=dict)
-    unmatched: list[str] = field(default_factory=list)
+    scores: dict[str, float] = dataclass_field(default_factory=dict)
+    unmatched: list[str] = dataclass_field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def score_clean(
     file: str,
     *,
     set_name: str | None = None,
-    score_field: str | None = None,
+    field: str | None = None,
 ) -> tuple[ScoredSet, ...]:
     """Mean scores over all items and over those that the checkpoint had not seen.
 
@@ -104,7 +105,7 @@ def score_clean(
         file: One result per line (JSON lines, also .gz or .zst, or parquet), with `set`, `id` and a score; or what
             lm-evaluation-harness writes for a task with `--log_samples`: `doc_id`, `doc` and its metrics.
         set_name: The set of results that do not name theirs; of those that do, only this one's count.
-        score_field: Field of the score; the first of `SCORE_FIELDS` that the first result has otherwise.
+        field: Field of the score; the first of `SCORE_FIELDS` that the first result has otherwise.
 
     Raises:
         InputError: the file is missing or no file of results, a result lacks a field, has no number as its score or is
@@ -113,7 +114,7 @@ def score_clean(
     """
     known = _known_sets(location, found)
     seen = {item for item, step in found.first_step_of().items() if step <= found.step}
-    groups = _read(file, known, set_name, score_field)
+    groups = _read(file, known, set_name, field)
     return tuple(_scored(name, metric, group, known[name], seen) for (name, metric), group in groups.items())
 
 

@@ -5,17 +5,19 @@ Invariant: the answer names the reason whenever the document was not seen.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretrain_assets.config import Recipe
+from pretrain_assets.forensics.why import why_not_yet, why_outside
 from pretrain_assets.loader.exposure import exposures
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.loader.turns import Turn, turns
 from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
-from pretrain_assets.table.versions import open_pin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,9 @@ def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Seq
         step: Optimizer steps done by the checkpoint.
         ids: Documents, by the table's `id`.
     """
-    found = exposures(schedule_of(location, pin, recipe), ids, last_step=step)
-    reasons = _reasons(location, pin, recipe, [i for i, spans in found.items() if not spans])
+    schedule = schedule_of(location, pin, recipe)
+    found = exposures(schedule, ids, last_step=step)
+    reasons = _reasons(location, pin, recipe, schedule, step, [i for i, spans in found.items() if not spans])
     return {
         i: SeenBy(
             times=sum(span.doc_start == 0 for span in spans or ()),  # every draw that was reached begins at its start
@@ -70,27 +73,15 @@ def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Seq
     }
 
 
-def _reasons(location: Location, pin: Pin, recipe: Recipe, ids: Sequence[int]) -> dict[int, str]:
-    """Why each of these documents was not trained on."""
-    if not ids:
-        return {}
-    dataset = open_pin(location, pin)
-    among = f"id IN ({', '.join(map(str, ids))})"
-
-    def matching(predicate: str) -> set[int]:
-        return set(dataset.to_table(columns=["id"], filter=f"{among} AND ({predicate})")["id"].to_pylist())
-
-    there, kept = matching("true"), matching(recipe.data.filter)
-    held_out, duplicate = matching(recipe.data.held_out_filter), matching("is_dup")
-
-    def reason(i: int) -> str:
-        if i not in there:
-            return f"no row of version {pin.version}"
-        if i in kept:
-            thinned = "or the mixture did not draw it, " if recipe.data.mixture else ""
-            return f"the run stopped before its turn, {thinned}or it was left out at the end of a split"
-        if i in duplicate:
-            return "marked as a duplicate of an earlier row"
-        return "held out for validation" if i in held_out else f"outside the filter {recipe.data.filter!r}"
-
-    return {i: reason(i) for i in ids}
+def _reasons(
+    location: Location, pin: Pin, recipe: Recipe, schedule: Schedule, step: int, ids: Sequence[int]
+) -> dict[int, str]:
+    """Why each of these documents was not trained on; later epochs than that of `step` are not looked at."""
+    outside = why_outside(location, pin, recipe.data, ids)
+    kept: dict[int, list[Turn]] = {i: [] for i in ids if i not in outside}
+    for epoch in range(schedule.locate(max(step, 1))[0] + 1 if kept else 0):
+        for i, of_epoch in turns(schedule, kept, epoch, seed=recipe.data.seed).items():
+            kept[i] += of_epoch
+    last = recipe.train.max_steps or sys.maxsize  # without it a run ends with an epoch
+    inside = {i: why_not_yet(of_run, step=step, total_steps=last) for i, of_run in kept.items()}
+    return {i: why.text for i, why in {**outside, **inside}.items()}

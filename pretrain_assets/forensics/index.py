@@ -1,19 +1,30 @@
-"""The full-text index on `text`: built once, a delta after every append, always tagged with the version it covers.
+"""The indexes: full text on `text`, and nearest vectors on `embedding` where the table has it. Built once, and after
+every append extended by what is new, both in one version, which carries the tag `indexed-v<N>`.
 
-Invariant: the newest `indexed` record's version has every live row in the index.
+Invariant: at the version of the newest `indexed` record every live row is in the text index. Vectors that no segment
+covers are fewer than `exact_below`; a search reads them, so that it finds them too.
+
+Vector segments merge as they are written, the newest first, by the rule by which maintenance merges fragments: a vector
+is only indexed again in a segment four times as large. Text segments are merged by maintenance, which plans it together
+with the fragments.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import IndexConfig
+from pretrain_assets.forensics import recall, segments
+from pretrain_assets.forensics.segments import TEXT, VECTORS, Segment
+from pretrain_assets.forensics.vectors import VectorColumn, count_vectors, find_column
 from pretrain_assets.table.lease import hold
-from pretrain_assets.table.lineage import LineageRecord, Pin, StageResult
+from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin, StageResult
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep.compaction import segments_to_merge
 from pretrain_assets.table.upkeep.maintain import IndexUpkeep
 from pretrain_assets.table.versions import heal, latest_record, records, table_id, tag_version
 
@@ -21,45 +32,64 @@ if TYPE_CHECKING:
     import lance
 
 CODE_VERSION = "1"
-"""Raised when an index must be built anew."""
-INDEX_NAME = "text_fts"
+"""Raised when the indexes must be built anew."""
 TOKENIZER: dict[str, Any] = {"language": "English", "stem": True, "remove_stop_words": True, "lower_case": True}
 """How the index splits text into terms; BM25 over stemmed English words."""
+UNFINISHED = "unfinished"
+"""In the details that a commit carries, which does not know yet how well its vectors are found; a killed run leaves it."""
+MERGE_FACTOR = 4
+"""Newest vector segments become one that is at least this many times the largest of them."""
 
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What one index needs."""
+
+    todo: list[int]
+    """Fragments to write a segment for, in row order."""
+    removed: list[Segment]
+    """Segments that it replaces, or that cover nothing any more."""
+    anew: bool = False
+    """None of the segments there were is kept."""
+    num_vectors: int = 0
+    """Vectors in those fragments that point somewhere."""
+
+
 def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_id: str | None = None) -> StageResult:
-    """Bring the full-text index up to date: one new version if a row was not indexed yet, otherwise none.
+    """Bring the indexes up to date: one new version if there was anything to index, otherwise none.
 
     Args:
         location: The table.
-        config: Whether word positions are kept. A change builds the index anew.
+        config: Whether word positions are kept (a change builds the text index anew), and when vectors are indexed.
         input_pin: Version whose rows must be found afterwards.
         run_id: Dagster run id for the lineage record.
 
     Raises:
-        BusyError: another process builds the index, or maintains the table.
+        BusyError: another process builds the indexes, or maintains the table.
+        CommitError: the vectors were made anew meanwhile.
     """
     with hold(location, "index"):
-        return _build(location, {"with_position": config.with_position, **TOKENIZER}, input_pin, run_id)
+        return _build(location, {**dataclasses.asdict(config), **TOKENIZER}, input_pin, run_id)
 
 
 def upkeep(location: Location, *, run_id: str | None = None) -> IndexUpkeep:
-    """How maintenance, which holds the table, extends the index: built as it was, for the rows there are."""
+    """How maintenance, which holds the table, extends the indexes: built as they were, for the rows there are."""
 
     def build(**how: Any) -> None:
         dataset = heal(location)
         previous = latest_record(dataset, "indexed")
         if previous is not None:
-            _build(location, previous.parameters, Pin(table_id(dataset), dataset.version), run_id, **how)
+            parameters = {"exact_below": IndexConfig.exact_below, **previous.parameters}
+            _build(location, parameters, Pin(table_id(dataset), dataset.version), run_id, **how)
 
     found = records(open_dataset(location))
     built = max((r.version for r in found if r.stage == "indexed" and r.details.get("anew")), default=0)
     has_deleted = any(r.stage == "deleted" and r.version > built for r in found)
     return IndexUpkeep(
-        name=INDEX_NAME,
-        extend=lambda segments: build(merge=segments),
+        name=TEXT,
+        extend=lambda number: build(merge=number),
         rebuild=partial(build, anew=True) if has_deleted and any(r.stage == "indexed" for r in found) else None,
     )
 
@@ -73,26 +103,19 @@ def _build(
     merge: int = 0,
     anew: bool = False,
 ) -> StageResult:
-    """As `build_index`; `merge` of the newest segments become one with what is new, or all is built `anew`."""
+    """As `build_index`; `merge` of the newest text segments become one with what is new, or all is built `anew`."""
     started = time.monotonic()
     dataset = heal(location)
     previous = latest_record(dataset, "indexed")
-    covered, size_before = _coverage(dataset)
-    same = (
-        not anew
-        and covered > 0
-        and _built_with(dataset, parameters)
-        and (not previous or previous.code_version == CODE_VERSION)
-    )
-    rows = dataset.count_rows()
-    if previous is not None and same and not merge and covered == rows and previous.version >= input_pin.version:
+    anew = anew or (previous is not None and previous.code_version != CODE_VERSION)
+    column = find_column(dataset)
+    text, vectors = _text_work(dataset, parameters, anew), _vector_work(dataset, column, parameters, anew)
+    changed = bool(merge or text.todo or vectors.todo or text.removed or vectors.removed)
+    if previous and not changed and previous.version >= input_pin.version and not previous.details.get(UNFINISHED):
         _log.info("indexed: nothing new, still %s", previous.tag)
         return StageResult(record=previous, changed=False)
-    changed = bool(merge) or not (same and covered == rows)
-    if changed:
-        _log.info("indexed: %s of %s rows to index", f"{rows - covered if same else rows:,}", f"{rows:,}")
-        dataset = _extend(dataset, merge) if same else _create(dataset, parameters)
-    indexed, size = _coverage(dataset)
+    rows, before = dataset.count_rows(), _uuids(dataset)
+    written = sum(dataset.get_fragment(one).count_rows() for one in text.todo)
     record = LineageRecord(
         stage="indexed",
         table_id=table_id(dataset),
@@ -102,40 +125,123 @@ def _build(
         parameters=parameters,
         code_version=CODE_VERSION,
         run_id=run_id,
-        rows=rows - covered if same else rows,
+        rows=written,
         rows_total=rows,
-        bytes_added=max(0, size - size_before),
-        ledger={"in": rows, "indexed": indexed},
+        bytes_added=0,
+        ledger={"in": rows, "indexed": rows},
+        seconds=0,
+        details={"anew": text.anew, UNFINISHED: True},
+    )
+    if changed:
+        _log.info("indexed: %s of %s rows to index", f"{written:,}", f"{rows:,}")
+        dataset = _commit(_merged(dataset, merge) if merge else dataset, column, text, vectors, record, bool(merge))
+    record = dataclasses.replace(
+        record,
+        version=dataset.version,
+        bytes_added=sum(one.num_bytes for one in _all(dataset) if one.index.uuid not in before),
+        ledger={"in": rows, "indexed": _indexed(dataset, TEXT)},
+        details={"anew": text.anew} | _vector_facts(dataset, column, bool(vectors.todo or vectors.removed), previous),
         seconds=round(time.monotonic() - started, 3),
-        details={"anew": not same},
     )
     tag_version(dataset, record)
     _log.info("indexed: %s %s", "version of tag" if changed else "nothing new, moves on to", record.tag)
     return StageResult(record=record, changed=changed)
 
 
-def _coverage(dataset: lance.LanceDataset) -> tuple[int, int]:
-    """Rows in the index and its size in bytes."""
-    for index in dataset.describe_indices():
-        if index.name == INDEX_NAME:
-            return int(index.num_rows_indexed), int(index.total_size_bytes or 0)
-    return 0, 0
+def _text_work(dataset: lance.LanceDataset, parameters: dict[str, Any], anew: bool) -> _Work:
+    found = segments.segments(dataset, TEXT)
+    # the index itself says how it was built: true also after a kill between its commit and its tag
+    stored, wanted = segments.text_parameters(dataset), _text_parameters(parameters)
+    if found and not anew and all(stored.get(name) == value for name, value in wanted.items()):
+        return _Work(todo=segments.uncovered(dataset, found), removed=[])
+    return _Work(todo=list(dataset.fragment_ids()), removed=found, anew=True)
 
 
-def _built_with(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> bool:
-    """Whether the index itself says that it was built so: true also after a kill between its commit and its tag."""
-    stored = dataset.stats.index_stats(INDEX_NAME)["indices"][0]["params"]
-    return all(stored.get(name) == value for name, value in parameters.items())
+def _vector_work(
+    dataset: lance.LanceDataset, column: VectorColumn | None, parameters: dict[str, Any], anew: bool
+) -> _Work:
+    found, there = segments.segments(dataset, VECTORS), set(dataset.fragment_ids())
+    if column is None:
+        return _Work(todo=[], removed=found)
+    rows_of = {one.index.uuid: _rows(dataset, one.fragment_ids & there) for one in found}
+    kept = [] if anew else [one for one in found if rows_of[one.index.uuid]]
+    todo = segments.uncovered(dataset, kept)
+    new, sizes = count_vectors(dataset, column, todo), [rows_of[one.index.uuid] for one in kept]
+    if new < parameters["exact_below"]:
+        few = sum(sizes) + new < parameters["exact_below"]
+        return _Work(todo=[], removed=found if few else [one for one in found if one not in kept])
+    merged = kept[len(kept) + 1 - max(1, segments_to_merge([*sizes, new], MERGE_FACTOR)) :]
+    again = sorted(there & frozenset[int]().union(*(one.fragment_ids for one in merged)))
+    return _Work(
+        todo=[one for one in dataset.fragment_ids() if one in {*todo, *again}],
+        removed=[one for one in found if one not in kept or one in merged],
+        num_vectors=new + count_vectors(dataset, column, again),
+    )
 
 
-def _create(dataset: lance.LanceDataset, parameters: dict[str, Any]) -> lance.LanceDataset:
-    dataset.create_scalar_index("text", "INVERTED", name=INDEX_NAME, replace=True, **parameters)
+def _commit(
+    dataset: lance.LanceDataset,
+    column: VectorColumn | None,
+    text: _Work,
+    vectors: _Work,
+    record: LineageRecord,
+    text_is_done: bool,
+) -> lance.LanceDataset:
+    """Write the segments, and commit those of both indexes at once."""
+    text_todo = [] if text_is_done else text.todo
+    new = [segments.write_text(dataset, text_todo, _text_parameters(record.parameters))] if text_todo else []
+    if column is not None and vectors.todo:
+        new.append(segments.write_vectors(dataset, column, vectors.todo, vectors.num_vectors))
+    removed = [*text.removed, *vectors.removed]
+    if not new and not removed:
+        return dataset
+    record = dataclasses.replace(record, version=dataset.version + 1)
+    return segments.commit(dataset, new, removed, {RECORD_KEY: record.to_json()})
+
+
+def _merged(dataset: lance.LanceDataset, number: int) -> lance.LanceDataset:
+    """Make so many of the newest text segments one with the rows not indexed yet, without reading their texts again."""
+    dataset.optimize.optimize_indices(num_indices_to_merge=number, index_names=[TEXT])
     dataset.checkout_latest()
     return dataset
 
 
-def _extend(dataset: lance.LanceDataset, merge: int) -> lance.LanceDataset:
-    """Index only the new rows, as a segment beside those that exist, or as one with the newest of them."""
-    dataset.optimize.optimize_indices(num_indices_to_merge=merge, index_names=[INDEX_NAME])
-    dataset.checkout_latest()
-    return dataset
+def _vector_facts(
+    dataset: lance.LanceDataset, column: VectorColumn | None, changed: bool, previous: LineageRecord | None
+) -> dict[str, Any]:
+    """What the record says of vectors: rows = indexed + read + without; recall is measured when segments change."""
+    if column is None:
+        return {}
+    found, rows = segments.segments(dataset, VECTORS), dataset.count_rows()
+    total = count_vectors(dataset, column)
+    read = count_vectors(dataset, column, segments.uncovered(dataset, found)) if found else total
+    facts = {"rows": rows, "indexed": total - read, "read": read, "without": rows - total}
+    facts |= {"segments": len(found), "bytes": sum(one.num_bytes for one in found)}
+    if not found:
+        return {"vectors": facts}
+    facts["entries"] = segments.entries(dataset)
+    measured = previous.details.get("vectors", {}) if previous and not changed else {}
+    if measured.get("queries") is None:
+        measured = recall.measure(dataset, column) | {"measured_at": dataset.version}
+    return {"vectors": facts | {name: measured[name] for name in ("recall_at_10", "queries", "measured_at")}}
+
+
+def _text_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name == "with_position" or name in TOKENIZER}
+
+
+def _rows(dataset: lance.LanceDataset, fragment_ids: frozenset[int]) -> int:
+    return sum(dataset.get_fragment(one).count_rows() for one in fragment_ids)
+
+
+def _all(dataset: lance.LanceDataset) -> list[Segment]:
+    return [*segments.segments(dataset, TEXT), *segments.segments(dataset, VECTORS)]
+
+
+def _uuids(dataset: lance.LanceDataset) -> set[str]:
+    return {one.index.uuid for one in _all(dataset)}
+
+
+def _indexed(dataset: lance.LanceDataset, name: str) -> int:
+    """Live rows that an index covers."""
+    return sum(int(index.num_rows_indexed) for index in dataset.describe_indices() if index.name == name)

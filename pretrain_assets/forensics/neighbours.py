@@ -5,16 +5,17 @@ Invariant: no document is its own neighbour, and one that has no vector, or the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.forensics.vectors import NO_ID, VectorColumn, has_index, nearest, vector_column
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
-from pretrain_assets.table.predicate import check_predicate
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, table_id
 
@@ -102,7 +103,7 @@ def neighbours_of(
         location: The table.
         doc_id: The table's `id` of the document.
         limit: Most neighbours.
-        where: SQL predicate that neighbours must satisfy.
+        where: SQL predicate that neighbours must satisfy; named filters may stand in it.
         exact: Compare every vector even where there is an index.
         checkpoint: Say of each document what this one saw.
 
@@ -114,8 +115,7 @@ def neighbours_of(
 
     dataset = open_dataset(location)
     column, pin = vector_column(dataset), Pin(table_id(dataset), dataset.version)
-    if where is not None:
-        check_predicate(dataset, where, setting="where")
+    where = where and checked(dataset, where, setting="where")
     columns = ("source", "text", *PARTNERS, column.name)
     own = rows_by_id(location, pin, [doc_id], columns).get(doc_id)
     if own is None:
@@ -134,6 +134,7 @@ def neighbours_of(
     ][:limit]
     ids = [doc_id, *(i for i, _ in near)]
     rows = rows_by_id(location, pin, ids, columns[:-1])
+    rows |= rows_by_id(location, pin, {_family(i, rows) for i in ids} - rows.keys(), columns[:-1])
     seen: dict[int, SeenBy] = {}
     if checkpoint:
         seen = seen_by(location, pin=checkpoint.pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=ids)
@@ -150,7 +151,7 @@ def neighbours_of(
                 id=i,
                 source=rows[i].get("source"),
                 similarity=round(min(1.0, similarity), 4),
-                known=bool(_family(i, rows[i]) & _family(doc_id, own)),
+                known=_family(i, rows) == _family(doc_id, rows),
                 preview=preview(rows[i].get("text")),
                 seen=seen.get(i),
             )
@@ -167,7 +168,7 @@ def method_of(dataset: lance.LanceDataset, column: VectorColumn, *, exact: bool)
         column=column.name,
         model=column.model,
         exact=not by_index,
-        recall=record.details.get("recall_at_10") if record else None,
+        recall=record.details.get("vectors", {}).get("recall_at_10") if record else None,
     )
 
 
@@ -176,6 +177,8 @@ def preview(text: str | None) -> str:
     return " ".join((text or "")[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
 
 
-def _family(doc_id: int, row: dict[str, Any]) -> set[int]:
-    """The document and those that deduplication names as what it repeats."""
-    return {doc_id, *(row[name] for name in PARTNERS if row.get(name) is not None)}
+def _family(doc_id: int, rows: Mapping[int, dict[str, Any]]) -> int:
+    """The document that deduplication keeps of a document's copies: what it repeats, and what that one repeats."""
+    while doc_id in rows and (partners := [i for name in PARTNERS if (i := rows[doc_id].get(name)) is not None]):
+        doc_id = partners[0]
+    return doc_id

@@ -27,6 +27,8 @@ class Passage:
     """The text."""
     ids: Int32s
     """Its token ids, shape (tokens,)."""
+    words: Int64s
+    """How many of its first tokens are more than white space, for 0 to all of them; shape (tokens + 1,)."""
     characters: Int64s | None
     """Character of `text` at which each token begins, and its length, shape (tokens + 1,); None where not known."""
 
@@ -37,10 +39,18 @@ class Passage:
         return int(self.characters[start]), int(self.characters[start + tokens])
 
 
-def passage_of(codec: Tokenizer, text: str, ids: npt.ArrayLike) -> Passage:
-    """A text and the ids that it was encoded as, or decoded from."""
+def passage_of(codec: Tokenizer, text: str, ids: npt.ArrayLike, *, before: str = "") -> Passage:
+    """A text and the ids that it was encoded as, or decoded from, with what was put `before` it."""
     tokens = np.asarray(ids, np.int32)
-    return Passage(text=text, ids=tokens, characters=_characters(codec, text, tokens))
+    distinct, which = np.unique(tokens, return_inverse=True)
+    is_word = np.array([bool(codec.decode([i]).strip()) for i in distinct.tolist()], np.bool_)
+    characters = _characters(codec, before + text, tokens)
+    return Passage(
+        text=text,
+        ids=tokens,
+        words=np.concatenate([[0], np.cumsum(is_word[which])]),
+        characters=None if characters is None else np.maximum(characters - len(before), 0),
+    )
 
 
 def passages_of(codec: Tokenizer, text: str) -> list[Passage]:
@@ -48,12 +58,9 @@ def passages_of(codec: Tokenizer, text: str) -> list[Passage]:
     as_it_is = passage_of(codec, text, codec.encode_batch([text])[0])
     if not text or text[0].isspace():
         return [as_it_is]
-    ids = codec.encode_batch([f" {text}"])[0]
-    if len(ids) > len(as_it_is.ids) and np.array_equal(ids[-len(as_it_is.ids) :], as_it_is.ids):
-        return [as_it_is]
-    spaced = _characters(codec, f" {text}", np.asarray(ids, np.int32))
-    characters = None if spaced is None else np.maximum(spaced - 1, 0)
-    return [as_it_is, Passage(text=text, ids=np.asarray(ids, np.int32), characters=characters)]
+    spaced = passage_of(codec, text, codec.encode_batch([f" {text}"])[0], before=" ")
+    same = np.array_equal(spaced.ids[-len(as_it_is.ids) :], as_it_is.ids)
+    return [as_it_is] if same else [as_it_is, spaced]
 
 
 def generated(codec: Tokenizer, ids: Sequence[int], *, after: Sequence[int]) -> Passage:

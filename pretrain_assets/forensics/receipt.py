@@ -1,24 +1,28 @@
-"""Receipts: where documents are, which models saw them, which checkpoint is the last clean one, what starting there costs.
+"""Receipts: where documents are, which models saw them, the last clean checkpoint, what training from there costs.
 
 Invariant: the same question about the same table and runs gives the same receipt, digest included: what is hashed holds
-no clock, host or path. Text is shown while it is in the table; a receipt about what was deleted shows none unless asked.
+no clock or host. How a document begins is shown while the newest version has it, and afterwards only if that is asked.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from pretrain_assets import __version__
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.forensics.documents import Asked, Documents, Row, find_documents
+from pretrain_assets.forensics.document_rows import Row
+from pretrain_assets.forensics.documents import Asked, Documents, find_documents
 from pretrain_assets.forensics.pins import pinned_by_runs
 from pretrain_assets.forensics.witnesses import Witness, find_witnesses
 from pretrain_assets.table.lineage import canonical_json
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.upkeep.retention import plan_retention
 from pretrain_assets.table.versions import content_digest
+
+if TYPE_CHECKING:
+    from pretrain_assets.forensics.erasure import Erasure
 
 PATHS = ("table", "runs")
 """What says where this was asked, and is not hashed."""
@@ -81,7 +85,7 @@ class Receipt:
     """What could not be asked or read, and why."""
     code_version: str = __version__
     """Version of this program."""
-    erasure: dict[str, Any] | None = field(default=None)
+    erasure: Erasure | None = None
     """What was deleted and the proof of its absence, where that was asked for; see `forensics.erasure`."""
 
     @property
@@ -95,20 +99,20 @@ class Receipt:
         return {**asdict(self), "receipt_digest": self.digest}
 
 
-def receipt(location: Location, runs_uri: str, asked: Asked, *, with_text: bool = True) -> Receipt:
+def receipt(location: Location, runs_uri: str, asked: Asked, *, deleted_text: bool = False) -> Receipt:
     """Answer for some documents, changing nothing.
 
     Args:
         location: The table.
         runs_uri: Folder of all training runs.
         asked: Which documents.
-        with_text: Show how they begin, where they are in the newest version.
+        deleted_text: Show how they begin also where only older versions have them.
 
     Raises:
         TableError: no such document, or no such table.
         FilterError: `where` is not a predicate of the table.
     """
-    return receipt_of(location, runs_uri, asked, find_documents(location, asked, with_text=with_text))
+    return receipt_of(location, runs_uri, asked, find_documents(location, asked, deleted_text=deleted_text))
 
 
 def receipt_of(location: Location, runs_uri: str, asked: Asked, documents: Documents) -> Receipt:

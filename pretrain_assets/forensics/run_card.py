@@ -8,7 +8,7 @@ same inputs give the same card. It names no host and no place; what a run or a v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,10 +17,12 @@ from pretrain_assets.config import Recipe
 from pretrain_assets.curate.funnel import Funnel, funnel
 from pretrain_assets.errors import PretrainError
 from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.contamination import ContaminationInTime, contamination_in_time
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.lineage import lineage_of
 from pretrain_assets.forensics.run_card_history import History, history_of
 from pretrain_assets.forensics.run_card_lineage import ColumnMade, DataLineage, columns_made, data_lineage, public
+from pretrain_assets.forensics.run_card_sample import Sample, sample_of
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.loader.exposure import times_seen
 from pretrain_assets.recipes import num_parameters
@@ -120,6 +122,8 @@ class RunCard:
     """How the run ended: `done`, `stopped` or `failed`; None where it has no result."""
     checkpoints: tuple[int, ...]
     """Steps whose checkpoints are there, up to this one."""
+    replay_of: Mapping[str, Any] | None
+    """`config.ReplayOf` of the passport: the checkpoint that it replays without some documents; None for other runs."""
     lineage: DataLineage | None
     """Source files to checkpoint."""
     columns: tuple[ColumnMade, ...]
@@ -132,6 +136,10 @@ class RunCard:
     """Documents by how often they were seen, fewest times first."""
     sources: tuple[Source, ...]
     """Training rows by source, most tokens first."""
+    contamination: ContaminationInTime | None
+    """Which checkpoints' scores on evaluation sets stand."""
+    sample: Sample | None
+    """What the model wrote at the end, and where that may come from."""
     questions: tuple[Question, ...]
     """How to ask further."""
     missing: Mapping[str, str]
@@ -150,12 +158,21 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
         ReplacedError: a run that goes on replaced the checkpoint meanwhile.
     """
     passport, recipe, run_dir = checkpoint.passport, checkpoint.recipe, checkpoint.run_dir
+    run = run_dir.rstrip("/").rsplit("/", 1)[-1]
     dataset = open_pin(location, checkpoint.pin)
-    parts = _Parts({location.uri: location.table_name, location.database_uri: "the database", run_dir: "the run"})
+    parts = _Parts({location.uri: location.table_name, location.database_uri: "the database", run_dir: run})
     result = read_result(run_dir)
     total_steps = passport["budget"]["total_steps"]
+    history = history_of(
+        read_metrics(run_dir),
+        result,
+        step=checkpoint.step,
+        log_every=recipe.execution.log_every,
+        total_steps=total_steps,
+    )
+    parts.note_gaps(history)
     return RunCard(
-        run=run_dir.rstrip("/").rsplit("/", 1)[-1],
+        run=run,
         recipe=recipe,
         step=checkpoint.step,
         total_steps=total_steps,
@@ -172,18 +189,17 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
         num_parameters=num_parameters(recipe, passport["tokenizer"]["vocab_size"]),
         status=result["status"] if result else None,
         checkpoints=tuple(step for step in reversed(checkpoints.steps(run_dir)) if step <= checkpoint.step),
+        replay_of=passport.get("replay_of"),
         lineage=parts.get("lineage", lambda: data_lineage(dataset, lineage_of(location, checkpoint))),
         columns=columns_made(dataset, recipe.data),
         funnel=parts.get("funnel", lambda: funnel(dataset, recipe.data.filter)),
-        history=history_of(
-            read_metrics(run_dir),
-            result,
-            step=checkpoint.step,
-            log_every=recipe.execution.log_every,
-            total_steps=total_steps,
-        ),
+        history=history,
         exposures=_exposures(location, checkpoint),
         sources=parts.get("sources", lambda: _sources(dataset, recipe)) or (),
+        contamination=parts.get(
+            "contamination", lambda: replace(contamination_in_time(location, checkpoint), checkpoint=run)
+        ),
+        sample=parts.get("sample", lambda: sample_of(location, checkpoint, result, parts.told)),
         questions=_questions(checkpoint),
         missing=parts.missing,
     )
@@ -201,11 +217,23 @@ class _Parts:
         try:
             return make()
         except PretrainError as error:
-            reason = str(error)
-            for place, name in self._names.items():
-                reason = reason.replace(place, name)
-            self.missing[part] = public(reason)
+            self.missing[part] = self.told(str(error))
             return None
+
+    def told(self, sentence: str) -> str:
+        """A sentence with the names of places instead of them."""
+        for place, name in self._names.items():
+            sentence = sentence.replace(place, name)
+        return str(public(sentence))
+
+    def note_gaps(self, history: History) -> None:
+        """Say what a run's records lack."""
+        if not history.points:
+            self.missing["metrics"] = "The run has no training records, so losses are those of the passport alone."
+        if not history.evaluations:
+            self.missing["evaluation"] = "No evaluation was recorded: `pretrain evaluate` makes one."
+        elif not history.evaluations[-1].by_source:
+            self.missing["evaluation"] = "The records do not tell sources apart: `pretrain evaluate` does."
 
 
 def _sources(dataset: lance.LanceDataset, recipe: Recipe) -> tuple[Source, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ MAX_INGESTS = 4
 """Ingests that are drawn one by one, the newest; those before them are one node."""
 _PLACE = re.compile(r"""(?<![\w<.:/])(?!hf://)(?:[a-z][a-z0-9+]*://|~?/)[^\s'",;()<>`]+""")
 """An absolute path or a URL; what is named on the Hugging Face hub is public."""
-_MEANINGS = {column.name: column for column in COLUMNS}
+_MEANINGS = {column.name: column.meaning for column in COLUMNS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +45,18 @@ class Node:
     """`files`, `ingest`, `stage`, `beside` (a stage whose columns the run uses, beside the chain) or `checkpoint`."""
     title: str
     """What it is: the stage, or the sources."""
-    tag: str | None
-    """Tag of the version that it made."""
-    version: int | None
-    """That version."""
     rows: int | None
     """Rows of the table there; of a checkpoint, rows that its filter keeps."""
-    worked_on: int | None
-    """Rows that the stage worked on in that version: fewer than all after an append."""
-    marked: Mapping[str, int]
-    """Of these, rows that it left out or marked, by reason."""
-    note: str
+    note: str = ""
     """What else there is to say, in a few words."""
+    tag: str | None = None
+    """Tag of the version that it made."""
+    version: int | None = None
+    """That version."""
+    worked_on: int | None = None
+    """Rows that the stage worked on in that version: fewer than all after an append."""
+    marked: Mapping[str, int] = field(default_factory=dict)
+    """Of these, rows that it left out or marked, by reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def data_lineage(dataset: lance.LanceDataset, lineage: Lineage) -> DataLineage:
     chain, known = list(reversed(lineage.records)), records(dataset)
     pin, data = lineage.checkpoint.pin, lineage.checkpoint.recipe.data
     beside = _beside(dataset, chain, known, [name for name, _ in columns_used(dataset, data)])
-    nodes, edges = _ingests(lineage.ingests or chain[:1])
+    nodes, edges = _ingests(lineage.ingests)
     nodes += [_stage(record) for record in chain[1:]]
     edges += [Edge(start=one.tag, end=other.tag) for one, other in pairwise(chain)]
     goal = _checkpoint(lineage)
@@ -173,16 +173,16 @@ def columns_made(dataset: lance.LanceDataset, data: Any) -> tuple[ColumnMade, ..
     used = columns_used(dataset, data)
     return tuple(
         ColumnMade(
-            name=field.name,
-            type=str(field.type),
+            name=column.name,
+            type=str(column.type),
             stage=metadata.get(STAGE_KEY, b"ingested").decode(),
-            tag=made.get(field.name),
+            tag=made.get(column.name),
             code_version=metadata[CODE_VERSION_KEY].decode() if CODE_VERSION_KEY in metadata else None,
-            meaning=_MEANINGS[field.name].meaning if field.name in _MEANINGS else "",
-            used=tuple(purpose for name, purpose in used if name == field.name),
+            meaning=_MEANINGS.get(column.name, ""),
+            used=tuple(purpose for name, purpose in used if name == column.name),
         )
-        for field in dataset.schema
-        for metadata in [field.metadata or {}]
+        for column in dataset.schema
+        for metadata in [column.metadata or {}]
     )
 
 
@@ -211,8 +211,7 @@ def _beside(
     in_chain = {record.stage for record in chain}
     stages: dict[str, list[str]] = {}
     for name in used:
-        field = dataset.schema.field(name)
-        stage = (field.metadata or {}).get(STAGE_KEY, b"ingested").decode()
+        stage = (dataset.schema.field(name).metadata or {}).get(STAGE_KEY, b"ingested").decode()
         if stage not in in_chain:
             stages.setdefault(stage, []).append(name)
     newest = {r.stage: r for r in known if r.version <= dataset.version and r.stage in stages}
@@ -225,21 +224,27 @@ def _ingests(ingests: Sequence[LineageRecord]) -> tuple[list[Node], list[Edge]]:
     shown, older = ingests[-MAX_INGESTS:], ingests[:-MAX_INGESTS]
     nodes, edges = [], []
     if older:
-        rows = sum(record.rows for record in older)
-        title, tag = f"{len(older):,} earlier ingests", f"ingested-v{older[0].version} to v{older[-1].version}"
-        facts = {"version": older[-1].version, "rows": older[-1].rows_total, "worked_on": rows, "marked": {}}
-        nodes.append(Node(key="earlier", kind="ingest", title=title, tag=tag, note="", **facts))
-        edges.append(Edge(start="earlier", end=shown[0].tag))
+        earlier = Node(
+            key="earlier",
+            kind="ingest",
+            title=f"{len(older):,} before",
+            rows=older[-1].rows_total,
+            note=f"{older[0].tag} to {older[-1].tag}",
+            version=older[-1].version,
+        )
+        nodes.append(earlier)
+        edges.append(Edge(start=earlier.key, end=shown[0].tag))
     for record in shown:
         files = record.details.get("files") or []
-        key = f"files-{record.tag}"
-        note = f"{len(files):,} file{'' if len(files) == 1 else 's'}" if files else ""
-        title = ", ".join(str(public(name)) for name in record.inputs) or "unnamed source"
-        rows = record.ledger.get("in")
-        facts = {"tag": None, "version": None, "rows": rows, "worked_on": None, "marked": {}}
-        nodes.append(Node(key=key, kind="files", title=title, note=note, **facts))
-        edges.append(Edge(start=key, end=record.tag))
-    nodes += [_stage(record, "ingest") for record in shown]
+        node = Node(
+            key=f"files-{record.tag}",
+            kind="files",
+            title=", ".join(str(public(name)) for name in record.inputs) or "unnamed source",
+            rows=record.ledger.get("in"),
+            note=f"{len(files):,} file{'' if len(files) == 1 else 's'}" if files else "",
+        )
+        nodes += [node, _stage(record, "ingest")]
+        edges.append(Edge(start=node.key, end=record.tag))
     edges += [Edge(start=one.tag, end=other.tag) for one, other in pairwise(shown)]
     return nodes, edges
 
@@ -263,15 +268,10 @@ def _stage(record: LineageRecord, kind: str = "stage") -> Node:
 
 def _checkpoint(lineage: Lineage) -> Node:
     passport = lineage.checkpoint.passport
-    kept = next((ledger.get("rows_in") for ledger in passport["ledger"].values()), None)
     return Node(
         key="checkpoint",
         kind="checkpoint",
         title=str(passport["recipe"]["name"]),
-        tag=None,
-        version=None,
-        rows=kept,
-        worked_on=None,
-        marked={},
+        rows=next((ledger.get("rows_in") for ledger in passport["ledger"].values()), None),
         note=f"step {lineage.checkpoint.step:,}",
     )

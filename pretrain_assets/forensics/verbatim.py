@@ -60,7 +60,7 @@ class Reading:
     passage: Passage
     """The text."""
     least: int
-    """Tokens of the shortest run that counts."""
+    """Tokens of the shortest run that counts, white space not counted."""
     automaton: Automaton
     """Of its tokens."""
     counts: Int64s
@@ -80,6 +80,10 @@ class Reading:
         seen = np.maximum(self.counts[self.automaton.symbols[self.passage.ids]], 1)
         return np.log2(max(1, self.num_tokens) / seen)
 
+    def counts_as_run(self, run: Run) -> bool:
+        """Whether it is long enough: white space alone, as between columns or verses, says nothing."""
+        return bool(self.passage.words[run.stop] - self.passage.words[run.start] >= self.least)
+
     def add(self, ids: Int64s, tokens: Int32s, offsets: Int64s) -> None:
         """Look into more rows."""
         found = read(self.automaton, self.counts, tokens, offsets, self.least)
@@ -89,9 +93,11 @@ class Reading:
         starts = np.flatnonzero(np.diff(entries[:, :2], axis=0, prepend=-1).any(axis=1))
         for group in np.split(entries, starts[1:]) if len(entries) else []:
             end, length, _ = group[0].tolist()
-            rows = self.runs.setdefault(Run(end + 1 - length, length), Rows())
-            rows.count += len(group)
-            rows.ids += ids[group[: ROWS_PER_RUN - len(rows.ids), 2]].tolist()
+            run = Run(end + 1 - length, length)
+            if self.counts_as_run(run):
+                rows = self.runs.setdefault(run, Rows())
+                rows.count += len(group)
+                rows.ids += ids[group[: ROWS_PER_RUN - len(rows.ids), 2]].tolist()
 
 
 def reading(passage: Passage, *, least: int) -> Reading:
@@ -125,16 +131,17 @@ def token_batches(
         yield np.asarray(batch.column(0)), tokens, np.concatenate([[0], np.cumsum(lengths)]), lists.null_count
 
 
-def runs_in(one: Reading, tokens: Int32s) -> list[tuple[Run, int]]:
-    """The runs of the text that stand in some tokens, none inside a longer one, each with its place in them."""
-    return [(Run(start, count), place) for start, count, place in longest_runs(one.automaton, tokens, one.least).tolist()]
+def runs_in(one: Reading, tokens: Int32s) -> list[Run]:
+    """The runs of the text that stand in some tokens, none inside a longer one: at every place of the text."""
+    found = (Run(start, count) for start, count, _ in longest_runs(one.automaton, tokens, one.least).tolist())
+    return [run for run in found if one.counts_as_run(run)]
 
 
 def union(one: Reading, found: Iterable[Run]) -> list[Run]:
-    """The runs of the text that stand in any of some runs, none inside a longer one: at every place of the text."""
+    """The runs of the text that stand in any of some runs, none inside a longer one."""
     ids, gap = one.passage.ids, np.array([BREAK], np.int32)
     pieces = [piece for run in found for piece in (ids[run.start : run.stop], gap)]
-    return [run for run, _ in runs_in(one, np.concatenate(pieces))] if pieces else []
+    return runs_in(one, np.concatenate(pieces)) if pieces else []
 
 
 def covered(one: Reading, runs: Iterable[Run]) -> npt.NDArray[np.bool_]:
@@ -156,7 +163,7 @@ def resolved(one: Reading, runs: Iterable[Run]) -> list[Run]:
     kept = []
     for run in sorted(runs, key=rarest_first):
         part = _longest_free(free, run)
-        if part.tokens >= one.least:
+        if one.counts_as_run(part):
             kept.append(part)
             free[part.start : part.stop] = False
     return sorted(kept, key=rarest_first)

@@ -11,7 +11,6 @@ import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from pretrain_assets.launch.contract import (
     read_file,
     read_result,
 )
-from pretrain_assets.loader.exposure import totals
+from pretrain_assets.loader.exposure import Totals, totals
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, filesystem, join
 from pretrain_assets.train.lock import is_held
@@ -91,7 +90,7 @@ class Witness:
     retrain_steps: int
     """Steps from there to where the run stands; 0 where nothing has to be trained again."""
     retrain_tokens: int
-    """Tokens of those steps."""
+    """Tokens trained on in these steps, without padding."""
     retrain_seconds: float | None
     """The same at the run's own median speed; None where its metrics have none."""
 
@@ -155,21 +154,20 @@ def _recipe_and_pin(runs_uri: str, names: Iterable[str]) -> tuple[tuple[Recipe, 
 def _witness(
     location: Location, runs_uri: str, run: str, recipe: Recipe, pin_text: str, documents: Documents
 ) -> Witness:
-    run_dir, pin = join(runs_uri, run), Pin.parse(pin_text)
+    run_dir = join(runs_uri, run)
     records, result = read_metrics(run_dir), read_result(run_dir) or {}
     steps = _complete(run_dir)
     done = max([0, *(r["step"] for r in records), *steps, *([result["step"]] if "step" in result else [])])
-    speeds = [record["tok_per_s"] for record in records if "tok_per_s" in record]
-    first, last, times, tokens, seen, unknown = _exposed(location, pin, recipe, done, documents)
-    reached = first > 0
-    first_step = int(first[reached].min()) if reached.any() else None
-    # where it cannot be known, no checkpoint counts as clean
-    dirty_from = 1 if unknown else first_step
+    found = _exposed(location, Pin.parse(pin_text), recipe, done, documents)
+    first_step = int(found.totals.first[found.totals.first > 0].min()) if found.totals.times.any() else None
+    dirty_from = 1 if found.unknown else first_step  # where it cannot be known, no checkpoint counts as clean
     clean = max((step for step in steps if dirty_from is None or step < dirty_from), default=0)
-    again = done - clean if dirty_from is not None else 0
+    again = 0 if dirty_from is None else done - clean
+    tokens = found.trained(done) - found.trained(clean) if again else 0
+    speeds = [record["tok_per_s"] for record in records if record.get("tok_per_s")]
 
     def saw(step: int | None) -> bool | None:
-        return None if unknown or step is None else first_step is not None and step >= first_step
+        return None if found.unknown or step is None else first_step is not None and step >= first_step
 
     return Witness(
         run=run,
@@ -178,13 +176,13 @@ def _witness(
         goes_on=is_held(run_dir),
         step=done,
         total_steps=next((r["total_steps"] for r in reversed(records) if "total_steps" in r), None),
-        num_seen=int(reached.sum()),
-        times=int(times.sum()),
-        tokens=int(tokens.sum()),
+        num_seen=int((found.totals.times > 0).sum()),
+        times=int(found.totals.times.sum()),
+        tokens=int(found.totals.tokens.sum()),
         first_step=first_step,
-        last_step=int(last.max()) if first_step is not None else None,
-        unknown=unknown,
-        seen=tuple(sorted(seen.items())),
+        last_step=int(found.totals.last.max()) if first_step is not None else None,
+        unknown=found.unknown,
+        seen=tuple(sorted(found.seen.items())),
         checkpoints=tuple(
             Saved(name=name, step=step, saw=saw(step), sha256=_sha256(join(run_dir, name, PASSPORT_NAME)))
             for step, name in sorted((step, f"{CHECKPOINTS_NAME}/step_{step:08d}") for step in steps)
@@ -192,26 +190,40 @@ def _witness(
         exports=tuple(_exports(run_dir, saw)),
         clean_step=clean,
         retrain_steps=again,
-        retrain_tokens=again * recipe.train.global_batch_tokens,
-        retrain_seconds=again * recipe.train.global_batch_tokens / statistics.median(speeds) if speeds else None,
+        retrain_tokens=tokens,
+        retrain_seconds=round(tokens / statistics.median(speeds), 3) if speeds else None,
     )
 
 
-def _exposed(location: Location, pin: Pin, recipe: Recipe, done: int, documents: Documents) -> tuple[Any, ...]:
-    """First and last step, draws and tokens of every document; what was seen of those listed; why it is not known."""
-    there = documents.held_by(pin.version)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Exposed:
+    """What a run saw of documents."""
+
+    totals: Totals
+    seen: dict[int, SeenBy]
+    trained: Callable[[int], int]
+    unknown: str = ""
+
+
+def _exposed(location: Location, pin: Pin, recipe: Recipe, done: int, documents: Documents) -> _Exposed:
+    """What a run of so many steps saw of every document, in numbers, and in words of those listed one by one."""
+    nothing = Totals(*(np.zeros(len(documents), np.int64) for _ in Totals._fields))
+
+    def upper_bound(step: int) -> int:
+        return step * recipe.train.global_batch_tokens
+
     gone = (documents.created <= pin.version) & (documents.last == 0)
-    nothing = np.zeros(len(documents), np.int64)
-    if not there.any() and not gone.any():
-        return nothing, nothing, nothing, nothing, {}, ""
+    if not (documents.held_by(pin.version) | gone).any():
+        return _Exposed(totals=nothing, seen={}, trained=upper_bound)
     try:
         schedule = schedule_of(location, pin, recipe)
-        numbers = totals(schedule, documents.ids, last_step=done)
-        listed = [row.id for row in documents.rows]
-        seen = seen_by(location, pin=pin, recipe=recipe, step=done, ids=listed)
+        return _Exposed(
+            totals=totals(schedule, documents.ids, last_step=done),
+            seen=seen_by(location, pin=pin, recipe=recipe, step=done, ids=[row.id for row in documents.rows]),
+            trained=lambda step: sum(ledger["tokens_trained"] for ledger in schedule.ledgers(step).values()),
+        )
     except PretrainError as error:
-        return nothing, nothing, nothing, nothing, {}, str(error)
-    return numbers.first, numbers.last, numbers.times, numbers.tokens, seen, ""
+        return _Exposed(totals=nothing, seen={}, trained=upper_bound, unknown=str(error))
 
 
 def _complete(run_dir: str) -> list[int]:

@@ -36,16 +36,18 @@ def targets_per_cycle(plan: EpochPlan) -> Int64Array:
     padding or holes. Where a whole step has none, there is nothing to learn from it.
     """
     at = _predicted_before(np.arange(plan.cycles_per_epoch + 1, dtype=np.int64) * plan.seq_len, plan.seq_len)
+    ends, *hole = (_predicted_before(some, plan.seq_len) for some in (plan.tokens_per_split, *plan.hole_spans))
+    return np.diff(_before(ends, at) - _before(hole[1], at) + _before(hole[0], at))
 
-    def before_each(positions: Int64Array) -> Int64Array:
-        """Summed over the streams that end at these positions: what is predicted before each cycle."""
-        ends = np.sort(_predicted_before(positions, plan.seq_len))
-        whole = np.searchsorted(ends, at)
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)])
-        return np.asarray(sums[whole] + (len(ends) - whole) * at)
 
-    begins, ends = plan.hole_spans
-    return np.diff(before_each(plan.tokens_per_split) - before_each(ends) + before_each(begins))
+def hidden_per_step(schedule: Schedule, last_step: int) -> Int64Array:
+    """Tokens in holes of each step of a run, shape (last_step + 1,): by the number of the step, 0 being before all."""
+    found = [np.zeros(1, np.int64)]
+    for plan, steps in _epochs(schedule, last_step):
+        at = np.arange(steps + 1, dtype=np.int64) * schedule.cycles_per_step * plan.seq_len
+        begins, ends = plan.hole_spans
+        found.append(np.diff(_before(ends, at) - _before(begins, at)))
+    return np.concatenate(found)
 
 
 def same_until(one: Schedule, other: Schedule, step: int) -> bool:
@@ -56,15 +58,27 @@ def same_until(one: Schedule, other: Schedule, step: int) -> bool:
 
 def _hidden(schedule: Schedule, last_step: int) -> Iterator[Int64Array]:
     """Place, begin and end of every hole in every epoch that a run of `last_step` steps entered, cut there."""
-    left, epoch = last_step, 0
-    while left > 0:
-        steps = min(schedule.steps_in(epoch), left)
-        plan = schedule.plan(epoch)
+    for plan, steps in _epochs(schedule, last_step):
         begins, ends = plan.hole_spans
         reached = steps * schedule.cycles_per_step * plan.seq_len
         inside = begins < reached
         yield np.stack([plan.holes[inside], begins[inside], np.minimum(ends[inside], reached)])
+
+
+def _epochs(schedule: Schedule, last_step: int) -> Iterator[tuple[EpochPlan, int]]:
+    """Plan and steps trained of every epoch that a run of `last_step` steps entered."""
+    left, epoch = last_step, 0
+    while left > 0:
+        steps = min(schedule.steps_in(epoch), left)
+        yield schedule.plan(epoch), steps
         left, epoch = left - steps, epoch + 1
+
+
+def _before(positions: Int64Array, at: Int64Array) -> Int64Array:
+    """Over streams that end at `positions`, the tokens before each of the places `at`, summed; shape of `at`."""
+    ends = np.sort(positions)
+    sums, whole = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)]), np.searchsorted(ends, at)
+    return np.asarray(sums[whole] + (len(ends) - whole) * at)
 
 
 def _predicted_before(positions: Int64Array, seq_len: int) -> Int64Array:

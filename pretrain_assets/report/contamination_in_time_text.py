@@ -17,7 +17,6 @@ EXCERPT = 50
 """Characters of an excerpt shown."""
 MOST_STEPS = 12
 """Saved checkpoints shown: the first, the last, and some between."""
-VERDICTS = {True: "stands", False: "does NOT stand", None: "unknown"}
 
 
 def in_time_text(found: ContaminationInTime, *, tablefmt: str = "simple") -> str:
@@ -34,6 +33,13 @@ def in_time_text(found: ContaminationInTime, *, tablefmt: str = "simple") -> str
     return "\n\n".join(parts)
 
 
+def verdict(one: SetInTime) -> str:
+    """Whether the score of a set stands, in a word or some."""
+    if one.stands:
+        return "stands" if one.searched == one.items else f"stands for {one.searched:,} of {one.items:,} items"
+    return "unknown" if one.stands is None else "does NOT stand"
+
+
 def verdicts_text(sets: Sequence[SetInTime], *, tablefmt: str = "simple") -> str:
     """One line per eval set: whether the score at the checkpoint stands, and at which it last does."""
     headers = ["eval set", "score", "first seen at step", "newest clean checkpoint", "items"]
@@ -41,7 +47,7 @@ def verdicts_text(sets: Sequence[SetInTime], *, tablefmt: str = "simple") -> str
     rows = [
         [
             one.name,
-            VERDICTS[one.stands],
+            verdict(one),
             "never" if one.first_step is None else f"{one.first_step:,}",
             "none" if one.newest_clean is None else f"step {one.newest_clean:,}",
             *(f"{number:,}" for number in (one.items, one.searched, one.too_short, one.boilerplate, one.found)),
@@ -90,7 +96,7 @@ def sightings_text(found: ContaminationInTime, *, tablefmt: str = "simple") -> s
 
 
 def scores_text(scores: Sequence[ScoredSet], *, tablefmt: str = "simple") -> str:
-    """One line per set and metric: the mean score over all items, the clean ones, those seen, and those not searched."""
+    """One line per set and metric: the mean score over all items, and over the clean, the seen and the other ones."""
     headers = ["eval set", "metric", "all items", "clean", "seen before", "not searchable", "without result"]
     rows = [
         [one.name, one.metric, *map(_scored, (one.all, one.clean, one.seen, one.unsearched)), f"{one.without_result:,}"]
@@ -131,7 +137,7 @@ def _searched(found: ContaminationInTime) -> str:
 def _scored(scored: Scored) -> str:
     if scored.score is None:
         return "no items"
-    error = "" if scored.error is None else f" ± {scored.error:.4f}"  # noqa: RUF001
+    error = "" if scored.error is None else f" ± {scored.error:.4f}"
     return f"{scored.score:.4f}{error} ({scored.items:,})"
 
 

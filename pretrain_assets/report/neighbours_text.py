@@ -85,7 +85,7 @@ def _agreement(found: Clusters) -> str:
     if not agreement.columns:
         return f"{near}: whether deduplication knew is not known; run `pretrain dedup` and `pretrain near-dedup`."
     lines = [
-        f"{near}: of {agreement.neighbours_known + agreement.neighbours_new:,} neighbours in the lists deduplication knew "
+        f"{near}: of {agreement.neighbours_known + agreement.neighbours_new:,} neighbours listed, deduplication knew "
         f"{agreement.neighbours_known:,}; {agreement.neighbours_new:,} are new (paraphrases, templates, editions).",
         f"Of {counted(agreement.flagged, 'document')} asked that it flagged, {agreement.flagged_found:,} have a known "
         "copy among these neighbours.",
@@ -105,7 +105,8 @@ def _clusters(found: Clusters) -> str:
         f"document of each kept, {found.agreement.clustered_beyond:,} more would go than are flagged."
     ]
     for cluster in found.largest:
-        lines += ["", f"{cluster.size:,} documents, {cluster.flagged:,} of them flagged"]
+        alike = f"mean similarity {cluster.mean_similarity:.3f}"
+        lines += ["", f"{cluster.size:,} documents, {cluster.flagged:,} of them flagged, {alike}"]
         rows = [
             [member.id, member.source or "-", "flagged" if member.flagged else "", member.preview[:PREVIEW]]
             for member in cluster.members

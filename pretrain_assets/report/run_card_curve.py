@@ -1,7 +1,7 @@
 """The loss curve of a run card as a picture: training and validation loss, learning rate, and what happened when.
 
-Invariant: one SVG that takes its colours from the page's style; every point drawn is a record, every mark has its number
-as a tooltip, and a loss that is no number is not drawn.
+Invariant: one SVG that takes its colours from the page's style; every point drawn is a record, and every mark has its
+number as a tooltip.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def _axes(frame: Frame, card: RunCard, height: int) -> Markup:
     tokens = [mark for mark in ticks(0, last * tokens_per_step, 6 if frame.width > 600 else 3)]
     for mark in tokens:
         step = mark / tokens_per_step
-        if 0 < step < 0.86 * last:
+        if 0 < step < (0.8 if frame.width > 600 else 0.6) * last:
             parts.append(Markup("<path class='grid' d='M{:.1f} {}v5'/>").format(frame.x(step), TOP - 6))
             parts.append(_text(frame.x(step), TOP - 12, compact(mark), "soft middle"))
-    parts.append(_text(frame.width - RIGHT, TOP - 12, "tokens", "soft end"))
+    parts.append(_text(frame.width - RIGHT, TOP - 12, "tokens, with padding", "soft end"))
     return Markup("").join(parts)
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from pretrain_assets.forensics.run_card_lineage import DataLineage, Edge, Node
 from pretrain_assets.report.run_card_words import clean, marks_of, rows_of
 
-WIDTH, HEIGHT, GAP, ROW_GAP = 118, 96, 20, 30
+WIDTH, HEIGHT, GAP, ROW_GAP = 118, 82, 20, 30
 """Of a node across the page, and between nodes, in pixels."""
 TALL_WIDTH, TALL_HEIGHT, TALL_GAP, GUTTER = 300, 62, 20, 44
 """Of a node down the page; at the right there is room for lines that pass nodes by."""
@@ -74,40 +74,55 @@ def _down(lineage: DataLineage) -> dict[str, Place]:
 
 def _edge(edge: Edge, places: dict[str, Place], *, tall: bool) -> Markup:
     """A line with an arrow head, straight to a neighbour, curved to anything else."""
-    (x, y), (to_x, to_y) = places[edge.start], places[edge.end]
-    if tall:
-        middle, right = 1 + TALL_WIDTH / 8, 1 + TALL_WIDTH
-        begin, end = y + TALL_HEIGHT, to_y
-        if end - begin <= TALL_GAP:
-            path, head = f"M{middle:.1f} {begin:.1f}V{end - 6:.1f}", _head(middle, end, 0, 1)
-        else:
-            begin, end, out = begin - TALL_HEIGHT / 3, end + TALL_HEIGHT / 3, right + GUTTER - 6
-            path = f"M{right} {begin:.1f}C{out} {begin:.1f} {out} {end:.1f} {right + 6} {end:.1f}"
-            head = _head(right, end, -1, 0)
-    elif to_x == x:  # an older ingest stands below the newer one
-        middle = x + WIDTH / 2
-        path, head = f"M{middle:.1f} {y:.1f}V{to_y + HEIGHT + 6:.1f}", _head(middle, to_y + HEIGHT, 0, -1)
-    elif to_y == y:
-        begin, end, middle = x + WIDTH, to_x, y + HEIGHT / 2
-        path, head = f"M{begin:.1f} {middle:.1f}H{end - 6:.1f}", _head(end, middle, 1, 0)
-    elif to_y > y:  # down to a stage beside the chain
-        begin, down, to_middle = x + WIDTH * 0.75, y + HEIGHT, to_y + HEIGHT / 2
-        path = f"M{begin:.1f} {down:.1f}C{begin:.1f} {to_middle:.1f} {begin:.1f} {to_middle:.1f} {to_x - 6:.1f} {to_middle:.1f}"
-        head = _head(to_x, to_middle, 1, 0)
-    else:  # and up from it
-        middle, right, below = y + HEIGHT / 2, to_x + WIDTH / 2, to_y + HEIGHT
-        path = f"M{x + WIDTH:.1f} {middle:.1f}C{right:.1f} {middle:.1f} {right:.1f} {middle:.1f} {right:.1f} {below + 6:.1f}"
-        head = _head(right, below, 0, -1)
+    path, head = (_edge_down if tall else _edge_across)(places[edge.start], places[edge.end])
     title = Markup("<title>{}</title>").format(clean(edge.label)) if edge.label else ""
     return Markup("<g class='edge{}'>{}<path d='{}'/><path class='head' d='{}'/></g>").format(
         " part" if edge.label else "", title, path, head
     )
 
 
+def _edge_down(start: Place, end: Place) -> tuple[str, str]:
+    """To the node below, or past nodes along the right side."""
+    y, to_y, right = start[1] + TALL_HEIGHT, end[1], 1 + TALL_WIDTH
+    if to_y - y <= TALL_GAP:
+        middle = 1 + TALL_WIDTH / 8
+        return _path((middle, y), (middle, to_y - 6)), _head(middle, to_y, 0, 1)
+    y, to_y, out = y - TALL_HEIGHT / 3, to_y + TALL_HEIGHT / 3, right + GUTTER - 6
+    return _path((right, y), (out, y), (out, to_y), (right + 6, to_y)), _head(right, to_y, -1, 0)
+
+
+def _edge_across(start: Place, end: Place) -> tuple[str, str]:
+    """To the node at the right; up to the newer of two ingests; down to a stage beside the chain, and up from it."""
+    (x, y), (to_x, to_y) = start, end
+    middle, to_middle, below = y + HEIGHT / 2, to_y + HEIGHT / 2, to_y + HEIGHT
+    if to_x == x:
+        return _path((x + WIDTH / 2, y), (x + WIDTH / 2, below + 6)), _head(x + WIDTH / 2, below, 0, -1)
+    if to_y == y:
+        return _path((x + WIDTH, middle), (to_x - 6, middle)), _head(to_x, middle, 1, 0)
+    if to_y > y:
+        at = x + WIDTH * 0.75
+        return _path((at, y + HEIGHT), (at, to_middle), (at, to_middle), (to_x - 6, to_middle)), _head(
+            to_x, to_middle, 1, 0
+        )
+    at = to_x + WIDTH / 2
+    return _path((x + WIDTH, middle), (at, middle), (at, middle), (at, below + 6)), _head(at, below, 0, -1)
+
+
+def _path(start: Place, *points: Place) -> str:
+    """A straight line to one point, a curve along three."""
+    kind = "L" if len(points) == 1 else "C"
+    return f"M{_at(start)}{kind}{' '.join(map(_at, points))}"
+
+
 def _head(x: float, y: float, right: int, down: int) -> str:
     """An arrow head whose point is at (x, y)."""
-    back_x, back_y = x - 7 * right, y - 7 * down
-    return f"M{x:.1f} {y:.1f}L{back_x + 4 * down:.1f} {back_y + 4 * right:.1f}L{back_x - 4 * down:.1f} {back_y - 4 * right:.1f}Z"
+    back, side = (x - 7 * right, y - 7 * down), (4 * down, 4 * right)
+    corners = [(x, y), *((back[0] + sign * side[0], back[1] + sign * side[1]) for sign in (1, -1))]
+    return f"M{'L'.join(map(_at, corners))}Z"
+
+
+def _at(place: Place) -> str:
+    return f"{place[0]:.1f} {place[1]:.1f}"
 
 
 def _node(node: Node, x: float, y: float) -> Markup:

@@ -11,10 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pretrain_assets.forensics.run_card import RunCard
 from pretrain_assets.report import run_card_words as words
+from pretrain_assets.report.contamination_in_time_text import verdict as stands
 from pretrain_assets.report.curation_text import lines_of, percent, readable
 from pretrain_assets.report.run_card_curve import curve_svg
 from pretrain_assets.report.run_card_graph import graph_svg
@@ -28,6 +29,7 @@ def run_card_html(card: RunCard) -> str:
         card=card,
         version=Pin.parse(card.pin).version,
         sections=_SECTIONS,
+        replay=words.replay_of(card),
         progress=words.progress_of(card),
         epochs=words.epochs_of(card),
         val_note=words.measured(card.val_loss, card.val_loss_step, card.step),
@@ -43,6 +45,8 @@ def run_card_html(card: RunCard) -> str:
         time_parts=words.time_parts_of(card),
         evaluated=words.evaluated_of(card),
         terms=list(lines_of(card.funnel.steps)) if card.funnel else [],
+        pieces=words.pieces_of(card.sample) if card.sample else [],
+        listed={source.id for source in card.sample.attribution.sources} if card.sample else set(),
         licensed=any(source.license for source in card.sources),
         settings=json.dumps(words.settings_of(card.recipe), indent=1, ensure_ascii=False),
     )
@@ -50,7 +54,18 @@ def run_card_html(card: RunCard) -> str:
 
 _SECTIONS = [
     (name, name.capitalize())
-    for name in ("training", "evaluation", "lineage", "filter", "sources", "ledger", "exposures", "recipe")
+    for name in (
+        "training",
+        "evaluation",
+        "lineage",
+        "filter",
+        "sources",
+        "ledger",
+        "exposures",
+        "contamination",
+        "sample",
+        "recipe",
+    )
 ] + [("ask", "Ask further")]
 
 
@@ -81,8 +96,17 @@ def _template() -> jinja2.Template:
         "sql": readable,
         "times": words.times_of,
         "parameters": words.parameters_of,
+        "span_title": words.span_title,
+        "stands": stands,
+        "told": _told,
     }
     return found.get_template("run_card.html.jinja")
+
+
+def _told(sentence: str) -> Markup:
+    """A sentence with what stands between backticks as code."""
+    parts = words.clean(sentence).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts))
 
 
 def _printed(value: Any) -> Any:

@@ -10,11 +10,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from pretrain_assets.config import Recipe, to_dict
+from pretrain_assets.forensics.attribution import Span
 from pretrain_assets.forensics.run_card import RunCard, Seen
 from pretrain_assets.forensics.run_card_lineage import Node
+from pretrain_assets.forensics.run_card_sample import Sample
 from pretrain_assets.plural import counted
 from pretrain_assets.report.text import megabytes
 
@@ -56,6 +59,11 @@ def duration(seconds: float) -> str:
     return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.1f} min" if minutes >= 2 else f"{seconds:.1f} s"
 
 
+def size_of(num_bytes: int) -> str:
+    """Bytes in GB (10^9) or MB."""
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else megabytes(num_bytes)
+
+
 def times_of(seen: Seen) -> str:
     """How often documents were seen."""
     if seen.high == 0:
@@ -70,6 +78,19 @@ def progress_of(card: RunCard) -> str:
     if card.step == card.total_steps:
         return f"{counted(card.step, 'step')}, the whole run"
     return f"step {card.step:,} of {card.total_steps:,}"
+
+
+def replay_of(card: RunCard) -> str:
+    """What it is a replay of, in a sentence; empty for other runs."""
+    without = card.recipe.data.without
+    if card.replay_of is None:
+        return f"The places of {counted(len(without), 'document')} are masked holes." if without else ""
+    original, start = card.replay_of, card.replay_of["start_step"]
+    begun = f"begun from its checkpoint {original['start']} of step {start:,}" if start else "begun from new weights"
+    return (
+        f"A counterfactual replay of checkpoint {original['checkpoint']} (step {original['step']:,}): the same order, "
+        f"the places of {counted(len(without), 'document')} left as masked holes; {begun}."
+    )
 
 
 def epochs_of(card: RunCard) -> str | None:
@@ -147,10 +168,10 @@ def speeds_of(card: RunCard) -> list[tuple[str, str, str]]:
     if speed.data_wait is not None:
         found.append(("data wait", f"{speed.data_wait:.2%}", "of training time"))
     if speed.tok_per_s is not None:
-        mfu = ("unknown", "peak of this device not known") if speed.mfu is None else (f"{speed.mfu:.1%}", "median")
+        mfu = ("unknown", "the device's peak is not known") if speed.mfu is None else (f"{speed.mfu:.1%}", "median")
         found.append(("model FLOP use", *mfu))
     if speed.memory_bytes is not None:
-        found.append(("memory", megabytes(speed.memory_bytes), "most of the main rank"))
+        found.append(("memory", size_of(speed.memory_bytes), "most of the main rank"))
     return found
 
 
@@ -197,6 +218,41 @@ def evaluated_of(card: RunCard) -> EvaluatedTable | None:
             for name, before, after in lines
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A stretch of the sample."""
+
+    text: str
+    """Its characters."""
+    span: Span | None
+    """The run of tokens that it is, where rows hold it."""
+    seen: bool
+    """Whether the checkpoint was trained on one of those rows."""
+
+
+def pieces_of(sample: Sample) -> list[Piece]:
+    """The sample cut at the ends of its runs; a run that the checkpoint has seen wins over one that it has not."""
+    found, text = sample.attribution, sample.text
+    owners: list[tuple[Span, bool] | None] = [None] * len(text)
+    for spans, seen in ((found.unseen_spans, False), (found.spans, True)):
+        for span in spans:
+            start, stop = span.characters or (0, 0)
+            owners[start:stop] = [(span, seen)] * (min(stop, len(text)) - start)
+    cut = groupby(zip(text, owners, strict=True), key=lambda pair: pair[1])
+    return [
+        Piece(text="".join(character for character, _ in group), span=owner and owner[0], seen=bool(owner and owner[1]))
+        for owner, group in cut
+    ]
+
+
+def span_title(span: Span, *, seen: bool) -> str:
+    """What is known of a run of tokens."""
+    where = f"{counted(span.tokens, 'token')}, in {counted(span.rows, 'document')}"
+    if not seen:
+        return f"{where}, none of them seen"
+    return f"{where}, seen {counted(span.times_seen, 'time')}, first at step {span.first_step:,}"
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -19,26 +19,33 @@ WIDTH = 60
 
 
 def seen_text(seen: SeenStep) -> str:
-    """The step in one line, then one line per part of a document."""
+    """The step in two lines, then one line per part of a document."""
+    by = "ranks unknown" if seen.ranks is None else counted(seen.ranks, "rank")
     head = (
-        f"{seen.run}\nstep {seen.step:,} of {seen.total_steps:,}, epoch {seen.epoch}, {seen.pin}: "
-        f"{counted(seen.num_documents, 'document')} in {counted(seen.num_blocks, 'block')}"
+        f"{seen.run}\nstep {seen.step:,} of {seen.total_steps:,}{'' if seen.done else ', yet to come'}, epoch "
+        f"{seen.epoch}, {by}, {seen.pin}\n{counted(seen.num_documents, 'document')} in "
+        f"{counted(len(seen.blocks), 'block')}: {counted(seen.tokens, 'token')} and {seen.tokens_padded:,} of padding"
     )
     rows = [
         [
-            part.exposure.block,
-            part.exposure.offset,
-            part.exposure.tokens,
-            part.exposure.doc_id,
+            part.span.block,
+            "-" if part.span.rank is None else part.span.rank,
+            part.span.offset,
+            part.span.tokens,
+            part.id,
             part.source or "-",
-            part.exposure.doc_start,
-            (part.preview or "-")[:WIDTH],
+            "-" if part.score is None else f"{part.score:.4g}",
+            part.span.doc_start,
+            ("-" if part.text is None else part.text)[:WIDTH],
         ]
         for part in seen.parts
     ]
-    headers = ["block", "offset", "tokens", "id", "source", "from token", "the document begins"]
-    align = ["right"] * 4 + ["left", "right", "left"]
-    parts = [head, tabulate(rows, headers=headers, disable_numparse=True, colalign=align)]
+    begins = "its tokens" if all(part.is_decoded for part in seen.parts) else "the document begins"
+    headers = ["block", "rank", "offset", "tokens", "id", "source", "score", "from token", begins]
+    align = ["right"] * 5 + ["left", "right", "right", "left"]
+    parts = [head]
+    if rows:
+        parts.append(tabulate(rows, headers=headers, disable_numparse=True, colalign=align))
     if seen.num_parts > len(rows):
         parts.append(f"{len(rows):,} of {seen.num_parts:,} parts; --limit {seen.num_parts} shows all")
     return "\n\n".join(parts)

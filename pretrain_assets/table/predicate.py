@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pretrain_assets.errors import FilterError
@@ -89,3 +90,9 @@ def _shape(predicate: str) -> str | None:
     volatile = _VOLATILE.search(_QUOTED.sub(lambda quoted: quoted[0] if quoted[0][0] == "`" else "''", predicate))
     name = volatile and (volatile[1] or volatile[2])
     return f"calls {name}(), which gives another answer each time" if name else None
+
+
+def in_list(column: str, values: Iterable[int | str]) -> str:
+    """`column IN (...)` in SQL; false for no values."""
+    quoted = ["'" + v.replace("'", "''") + "'" if isinstance(v, str) else str(v) for v in values]
+    return f"{column} IN ({', '.join(quoted)})" if quoted else "false"

@@ -27,7 +27,7 @@ CURATION = ("deduped", "near_deduped", "quality", "decontaminated")
 """Stages of curation in flow order; each reads the newest version of those before it."""
 STAGES = (
     *("ingested", *CURATION, "masked", "model_scored"),
-    *("tokenized", "embedded", "indexed", "deleted", "maintained"),
+    *("tokenized", "embedded", "loss_measured", "indexed", "deleted", "maintained"),
 )
 """Stages that make versions, in flow order; the last two at any time."""
 VERBS = {
@@ -40,6 +40,7 @@ VERBS = {
     "model_scored": "score",
     "tokenized": "tokenize",
     "embedded": "embed",
+    "loss_measured": "measure-loss",
     "indexed": "index",
     "deleted": "delete",
     "maintained": "maintain",

@@ -67,8 +67,13 @@ def steps(run_dir: str) -> list[int]:
     )
 
 
-def newest(run_dir: str) -> int | None:
-    """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning."""
+def newest(run_dir: str, *, digests: bool = True) -> int | None:
+    """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning.
+
+    Args:
+        run_dir: Folder of the run.
+        digests: As for `find_fault`.
+    """
     for name, is_folder, _ in list_folder(join(run_dir, CHECKPOINTS_NAME)):
         if name.startswith("step_") and not (is_folder and STEP_NAME.match(name)):
             _log.warning("skipping %s: it is not the folder of a step", join(run_dir, CHECKPOINTS_NAME, name))
@@ -76,7 +81,7 @@ def newest(run_dir: str) -> int | None:
         there = steps(run_dir)
         for step in there:
             uri = checkpoint_uri(run_dir, step)
-            fault = find_fault(uri)
+            fault = find_fault(uri, digests=digests)
             if fault is None:
                 return step
             if list_folder(uri):

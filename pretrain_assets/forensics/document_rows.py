@@ -1,0 +1,96 @@
+"""What is shown of single documents: where each is from, how it begins, which ingest brought it, what deleted it.
+
+Invariant: each is read in the newest version that has it; of one that no version has, only what records say is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pretrain_assets.errors import TableError
+from pretrain_assets.table.delete import STAGE
+from pretrain_assets.table.lineage import LineageRecord
+from pretrain_assets.table.predicate import in_list
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+PREVIEW_CHARS = 160
+SHOWN = ("doc_id", "source", "source_file", "n_chars", "n_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One document of those asked about."""
+
+    id: int
+    """The table's row number."""
+    doc_id: str | None = None
+    """The source's own id; None once no version has the row, and so for what follows."""
+    source: str | None = None
+    """Where the document comes from."""
+    source_file: str | None = None
+    """File that it was read from."""
+    n_chars: int | None = None
+    """Length in code points."""
+    n_tokens: int | None = None
+    """Length in tokens; None where it was not tokenized."""
+    ingested: str
+    """Tag of the ingest that it came with, or the version."""
+    deleted: str | None
+    """Tag of the deletion that took it out of the newest version, or what is known of it; None: it is there."""
+    preview: str | None = None
+    """How it begins; None where that is not wanted."""
+
+
+def gone_row(history: Sequence[LineageRecord], row: int) -> tuple[Row, int]:
+    """A row that no version has any more, and the version that it came with.
+
+    Raises:
+        TableError: there never was such a row.
+    """
+    ingests = [record for record in history if record.stage == "ingested" and record.rows]
+    came = next((r for r in ingests if row < int(r.details.get("next_id", 0))), None)
+    if came is None:
+        last = max((int(r.details.get("next_id", 0)) for r in ingests), default=0) - 1
+        known = f"ids given out so far are 0 to {last:,}" if last >= 0 else "no ingest gave out any"
+        raise TableError(f"No row has the id {row}, and none had it: {known}. `pretrain search` finds documents.")
+    made = [r for r in history if r.stage == STAGE and row in r.details.get("ids", ())]
+    deleted = made[-1].tag if made else f"after {came.tag}, in a version that is no longer there"
+    return Row(id=row, ingested=came.tag, deleted=deleted), came.version
+
+
+def shown_rows(
+    dataset: lance.LanceDataset, found: pa.Table, history: Sequence[LineageRecord], *, deleted_text: bool
+) -> Iterator[Row]:
+    """What is shown of rows, each read in the newest version that has it."""
+    ingested = {r.version: r.tag for r in history if r.stage == "ingested" and r.rows}
+    values: dict[int, dict[str, Any]] = {}
+    for version in sorted(set(found["last"].to_pylist())):
+        opened = dataset.checkout_version(version)
+        text = ["text"] if deleted_text or version == dataset.version else []
+        columns = [name for name in (*SHOWN, *text) if name in opened.schema.names]
+        mine = [row["id"] for row in found.select(["id", "last"]).to_pylist() if row["last"] == version]
+        read = opened.to_table(columns=["id", *columns], filter=in_list("id", mine))
+        values |= {row["id"]: row for row in read.to_pylist()}
+    for row in found.select(["id", "last", "_row_created_at_version"]).to_pylist():
+        shown = dict(values[row["id"]])
+        text = shown.pop("text", None)
+        created = row["_row_created_at_version"]
+        yield Row(
+            **shown,
+            ingested=ingested.get(created, f"version {created}"),
+            deleted=None if row["last"] == dataset.version else _deletion(history, dataset, row["id"], row["last"]),
+            preview=" ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS] if text is not None else None,
+        )
+
+
+def _deletion(history: Sequence[LineageRecord], dataset: lance.LanceDataset, row: int, last: int) -> str:
+    """Which deletion took a row away that version `last` was the last one to have."""
+    after = next(v["version"] for v in dataset.versions() if v["version"] > last)
+    made = [r for r in history if r.stage == STAGE and last < r.version <= after]
+    exactly = [r.tag for r in made if row in r.details.get("ids", ())]
+    return ", ".join(exactly or [r.tag for r in made]) or f"version {after}, by something without a record"

@@ -1,0 +1,220 @@
+"""Documents that share runs of a text's tokens: which of them comes first, and what exactly stands where in each.
+
+Invariant: a run that is shown stands in the document, token by token, and `times_seen` counts only what was trained on
+to the run's last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.exposure import SeenBy, schedule_of
+from pretrain_assets.forensics.passage import passage_of
+from pretrain_assets.forensics.verbatim import (
+    Int32s,
+    Reading,
+    Run,
+    covered,
+    places_of,
+    resolved,
+    rows_with,
+    runs_in,
+    token_batches,
+)
+from pretrain_assets.loader.exposure import exposures
+from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.table.schema import making_parameters
+from pretrain_assets.table.storage import Location
+from pretrain_assets.table.versions import open_pin
+
+if TYPE_CHECKING:
+    from pretrain_assets.forensics.influence import Influence
+    from pretrain_assets.tokenize import Tokenizer
+
+LOOKED_AT = 200
+"""Documents whose tokens are read again to rank them: those with the rarest runs, and the first ones of each run."""
+PREVIEW_CHARS = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A run of the text's tokens in one document."""
+
+    start: int
+    """Index of its first token in the text."""
+    tokens: int
+    """Tokens."""
+    bits: float
+    """-log2 of its unigram probability over the tokens read: the higher, the less it can be chance."""
+    text: str
+    """The run."""
+    characters: tuple[int, int] | None
+    """Where it stands in the text: first character, and the one after its last. None where not known."""
+    document_start: int
+    """Index of its first token in the document, at its first place there."""
+    document_characters: tuple[int, int] | None
+    """The same in characters of the document."""
+    occurrences: int
+    """Places of the document that it stands at."""
+    times_seen: int
+    """How often the checkpoint was trained on all of its tokens there: over all draws, and all these places."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A document that shares something with the text."""
+
+    id: int
+    """The table's row number."""
+    doc_id: str | None
+    """The source's own id; None where the table has none."""
+    source: str | None
+    """Where it comes from; None where the table does not say."""
+    preview: str | None
+    """How it begins, white space folded; None where the table has no text."""
+    num_tokens: int
+    """Tokens of the document."""
+    covered_tokens: int
+    """Tokens of the text that stand in it, in runs of at least `min_tokens`."""
+    bits: float
+    """-log2 of the unigram probability of those: what documents are ranked by."""
+    matches: tuple[Match, ...]
+    """Those runs, the rarest first, no token in two of them."""
+    bm25: float | None
+    """Similarity by words; None where it was not among the hits, or there is no index."""
+    cosine: float | None
+    """Similarity by vectors; None where it was not asked, or the table has none."""
+    seen: SeenBy
+    """What the checkpoint saw of it, or why nothing."""
+    influence: Influence | None = None
+    """What a gradient step on it does to the loss on the text; None where it was not asked."""
+
+
+def rank(
+    location: Location,
+    checkpoint: Checkpoint,
+    one: Reading,
+    *,
+    runs: Sequence[Run],
+    seen: Mapping[int, SeenBy],
+    scores: Mapping[int, float],
+) -> list[int]:
+    """Documents, the likeliest source first: by what is rarest of the text in each, then seen before not seen.
+
+    Args:
+        location: The table.
+        checkpoint: Whose version is read.
+        one: What was read.
+        runs: The runs that are shown: some rows of each are looked at, whatever else there is.
+        seen: What the checkpoint saw of documents.
+        scores: Candidates by words and vectors, with what orders them where nothing stands in them word for word.
+    """
+    bits = one.bits
+    weights: dict[int, float] = {}
+    for run, rows in one.runs.items():
+        for i in rows.ids:
+            weights[i] = weights.get(i, 0.0) + float(bits[run.start : run.stop].sum())
+    looked = {*islice(sorted(weights, key=lambda i: (-weights[i], i)), LOOKED_AT)}
+    for run in runs:
+        looked |= {*islice(sorted(rows_with(one, run).ids, key=lambda i: not _times(seen, i)), 2)}
+    shared = {}
+    for i, tokens in documents_of(location, checkpoint, looked):
+        inside = covered(one, runs_in(one, tokens))
+        shared[i] = round(float(bits[inside].sum()), 6)
+    return sorted(
+        {*shared, *scores},
+        key=lambda i: (-shared.get(i, 0.0), -_times(seen, i), -scores.get(i, 0.0), i),
+    )
+
+
+def sources_of(
+    location: Location,
+    checkpoint: Checkpoint,
+    one: Reading,
+    ids: Sequence[int],
+    *,
+    codec: Tokenizer,
+    seen: Mapping[int, SeenBy],
+    bm25: Mapping[int, float],
+    cosine: Mapping[int, float],
+) -> tuple[Source, ...]:
+    """What stands where in each of some documents, in the order given; `seen` has every one of them."""
+    dataset = open_pin(location, checkpoint.pin)
+    column = checkpoint.recipe.data.token_column
+    text_column = making_parameters(dataset.schema.field(column)).get("text_column", "text")
+    rows = rows_by_id(location, checkpoint.pin, ids, ["doc_id", "source", text_column])
+    found = {}
+    for i, tokens in documents_of(location, checkpoint, ids):
+        text = rows[i].get(text_column)
+        runs = runs_in(one, tokens)
+        found[i] = Source(
+            id=i,
+            doc_id=rows[i].get("doc_id"),
+            source=rows[i].get("source"),
+            preview=None if text is None else " ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS],
+            num_tokens=len(tokens),
+            covered_tokens=int(covered(one, runs).sum()),
+            bits=float(one.bits[covered(one, runs)].sum()),
+            matches=_matches(
+                one, runs, text or "", tokens, codec, _trained(location, checkpoint, i, seen[i], len(tokens))
+            ),
+            bm25=bm25.get(i),
+            cosine=cosine.get(i),
+            seen=seen[i],
+        )
+    return tuple(found[i] for i in ids if i in found)
+
+
+def _matches(
+    one: Reading, runs: Sequence[Run], text: str, tokens: Int32s, codec: Tokenizer, trained: Sequence[int]
+) -> tuple[Match, ...]:
+    """The runs as they are shown; `trained` has the tokens trained on in each draw of the document."""
+    document = passage_of(codec, text, tokens)
+    matches = []
+    for run in resolved(one, runs):
+        ids = one.passage.ids[run.start : run.stop]
+        places = places_of(tokens, ids)
+        matches.append(
+            Match(
+                start=run.start,
+                tokens=run.tokens,
+                bits=float(one.bits[run.start : run.stop].sum()),
+                text=codec.decode(ids.tolist()),
+                characters=one.passage.span(run.start, run.tokens),
+                document_start=places[0],
+                document_characters=document.span(places[0], run.tokens),
+                occurrences=len(places),
+                times_seen=sum(place + run.tokens <= most for most in trained for place in places),
+            )
+        )
+    return tuple(matches)
+
+
+def _trained(location: Location, checkpoint: Checkpoint, i: int, seen: SeenBy, num_tokens: int) -> list[int]:
+    """Tokens trained on in each draw of a document: all of them and its end-of-text, or the first ones of a last."""
+    if seen.tokens == seen.times * (num_tokens + 1):
+        return [num_tokens] * seen.times
+    schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
+    parts = exposures(schedule, [i], last_step=checkpoint.step)[i] or []
+    draws: list[int] = []
+    for part in sorted(parts, key=lambda part: (part.epoch, part.split, part.block, part.offset)):  # a draw in a row
+        if part.doc_start == 0:
+            draws.append(0)
+        draws[-1] = part.doc_start + part.tokens
+    return draws
+
+
+def _times(seen: Mapping[int, SeenBy], i: int) -> int:
+    return seen[i].times if i in seen else 0
+
+
+def documents_of(location: Location, checkpoint: Checkpoint, ids: Collection[int]) -> Iterable[tuple[int, Int32s]]:
+    """Documents and their tokens, one after another."""
+    dataset = open_pin(location, checkpoint.pin)
+    for some, tokens, offsets, _ in token_batches(dataset, checkpoint.recipe.data.token_column, ids):
+        for at, i in enumerate(some.tolist()):
+            yield i, tokens[offsets[at] : offsets[at + 1]]

@@ -1,0 +1,153 @@
+"""What a question about a run is about: a checkpoint, or a run as far as it got, with its table and its ranks.
+
+Invariant: a run needs no checkpoint to be asked about, and a checkpoint no run beside it; only small files are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from pretrain_assets.config import Recipe, RunSpec, TokenizerIdentity, from_dict
+from pretrain_assets.errors import CheckpointError, TableError
+from pretrain_assets.forensics.checkpoints import find_checkpoint, find_run
+from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file, read_spec
+from pretrain_assets.loader.exposure import Exposure
+from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.storage import Location, join
+from pretrain_assets.table.versions import open_pin
+from pretrain_assets.train.checkpoint import checkpoint_uri, newest
+from pretrain_assets.train.metrics import Record, read_metrics
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Span:
+    """A run of one document's tokens inside one block of one step."""
+
+    step: int
+    """Optimizer step, from 1."""
+    epoch: int
+    """Epoch, from 0."""
+    block: int
+    """Block in the epoch's order, cycle-major then split: cycle * num_splits + split."""
+    split: int
+    """Split that the block belongs to."""
+    offset: int
+    """First token's place in the block."""
+    tokens: int
+    """Tokens of the document in the block, its EOS included."""
+    doc_start: int
+    """First token's place in the document."""
+    rank: int | None
+    """Rank that trained on it; None where that is not known, or has not happened yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A run up to a step."""
+
+    uri: str
+    """Folder of the checkpoint, or of a run without one."""
+    run_dir: str
+    """Folder of the run."""
+    step: int
+    """Optimizer steps done: the checkpoint's; of a run its newest one's, or without any those in its metrics."""
+    pin: Pin
+    """Table version it trains on."""
+    recipe: Recipe
+    """Recipe it trains with."""
+    tokenizer: TokenizerIdentity
+    """Of its tokens."""
+    location: Location
+    """Its table."""
+    ranks: int | None = None
+    """Number of ranks to assume for all steps; None: those that the metrics name."""
+
+    @cached_property
+    def records(self) -> Sequence[Record]:
+        """Its metrics, oldest first."""
+        return read_metrics(self.run_dir)
+
+    def ranks_at(self, step: int) -> int | None:
+        """How many ranks made a step; None where the run has not made it, or its metrics do not say."""
+        if self.ranks is not None:
+            return self.ranks
+        if not self.records or step > self.records[-1]["step"]:
+            return None
+        # every time that a run starts or goes on it reports its first step, so the newest report is of the same ranks
+        return next((r["ranks"] for r in reversed(self.records) if r["step"] <= step and "ranks" in r), None)
+
+    def rank_of(self, split: int, step: int) -> int | None:
+        """The rank that had a split at a step; None where that is not known."""
+        ranks = self.ranks_at(step)
+        return None if ranks is None else split * ranks // self.recipe.data.num_splits
+
+    def span(self, exposure: Exposure) -> Span:
+        """An exposure, and who had it."""
+        values = {field.name: getattr(exposure, field.name) for field in fields(exposure) if field.name != "doc_id"}
+        return Span(**values, rank=self.rank_of(exposure.split, exposure.step))
+
+
+def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks: int | None = None) -> Subject:
+    """Find what is asked about.
+
+    Args:
+        which: Folder of a run or checkpoint, name of a run or recipe, or None for the run that was changed last.
+        runs_uri: Folder of all runs.
+        location: The table, where the run does not name its own or that has moved.
+        ranks: Number of ranks, where the metrics do not say or another number is of interest.
+
+    Raises:
+        CheckpointError: no such run or checkpoint.
+        ConfigError: that many ranks cannot share the splits.
+        TableError: its table or version is gone.
+    """
+    at_step = bool(which) and f"/{CHECKPOINTS_NAME}/" in str(which)
+    run_dir = find_checkpoint(which, runs_uri, digests=False).run_dir if at_step else find_run(which, runs_uri)
+    run_json = join(run_dir, RUN_NAME)
+    spec = read_spec(run_json) if read_file(run_json) is not None else None
+    step = None if at_step else newest(run_dir, digests=False)
+    if at_step or step is not None:
+        wanted = which if step is None else checkpoint_uri(run_dir, step)
+        found = find_checkpoint(wanted, runs_uri, digests=False)
+        uri, step, pin, recipe = found.uri, found.step, found.pin, found.recipe
+        tokenizer = from_dict(TokenizerIdentity, found.passport["tokenizer"])
+    elif spec:
+        uri, pin, recipe, tokenizer = run_dir, Pin.parse(spec.pin), spec.recipe, spec.tokenizer
+        step = max((record["step"] for record in read_metrics(run_dir)), default=0)
+    else:
+        raise CheckpointError(
+            f"There is no run in {run_dir}: it has neither a {RUN_NAME} nor a complete checkpoint. `pretrain runs` "
+            "lists the runs."
+        )
+    if ranks is not None:
+        from pretrain_assets.loader.stream import check_world_size  # compiles the loader's kernels: half a second
+
+        check_world_size(recipe.data.num_splits, ranks)
+    return Subject(
+        uri=uri,
+        run_dir=run_dir,
+        step=step,
+        pin=pin,
+        recipe=recipe,
+        tokenizer=tokenizer,
+        location=_table(spec, pin, location),
+        ranks=ranks,
+    )
+
+
+def _table(spec: RunSpec | None, pin: Pin, given: Location) -> Location:
+    """The table that a run names; the one given where the run names none, or it is no longer there."""
+    if spec is None:
+        return given
+    own = Location(database_uri=spec.database_uri, table_name=spec.table_name)
+    try:
+        open_pin(own, pin)
+    except TableError:
+        try:
+            open_pin(given, pin)
+        except TableError:
+            return own  # whose fault is the one to mend
+        return given
+    return own

@@ -1,0 +1,107 @@
+"""What an attribution amounts to, in sentences, each with its evidence and with the thresholds that it goes by.
+
+Invariant: nothing is claimed beyond what was read: rows that were not read are said to be so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pretrain_assets.plural import counted
+
+if TYPE_CHECKING:
+    from pretrain_assets.forensics.attribution import Attribution
+    from pretrain_assets.forensics.sources import Source
+
+MOSTLY = 0.5
+"""Share of the text's tokens in one document from which that is called its source."""
+
+
+def verdict(found: Attribution) -> str:
+    """A paragraph: what stands word for word in what was trained on, what in other rows, and what was read."""
+    return " ".join([_seen(found), *_unseen(found), *_influence(found), _read(found)])
+
+
+def _seen(found: Attribution) -> str:
+    total, runs = len(found.ids), f"runs of {found.min_tokens} tokens or more"
+    best = next((source for source in found.sources if source.matches and source.seen.times), None)
+    if total < found.min_tokens:
+        return (
+            f"Too short: the text has {counted(total, 'token')}, and only {runs} count; --min-tokens {total} looks for "
+            "shorter ones."
+        )
+    if best is None:
+        return (
+            f"No verbatim source: nothing in the rows that the model has seen by step {found.step:,} has {runs} in "
+            f"common with the text's {total:,} tokens (white space not counted).{_nearest(found)}"
+        )
+    share = best.covered_tokens / total
+    head = "Verbatim" if share == 1 else "Mostly verbatim" if share >= MOSTLY else "Verbatim in parts"
+    parts = [
+        f"{head}: {best.covered_tokens:,} of {total:,} tokens ({share:.0%}, in {runs}; mostly is {MOSTLY:.0%} and more) "
+        f"stand word for word in {_named(best)}, {best.seen.describe()}."
+    ]
+    run = best.matches[0]
+    if run.times_seen != best.seen.times:
+        parts.append(
+            f"Its rarest run there has {counted(run.tokens, 'token')}, stands at {counted(run.occurrences, 'place')} "
+            f"of it and was trained on {counted(run.times_seen, 'time')}."
+        )
+    span = next((span for span in found.spans if span.start <= run.start < span.start + span.tokens), None)
+    if span and span.rows > 1:
+        whole = "" if span.rows == len(span.ids) else f" of the first {len(span.ids):,}"
+        parts.append(
+            f"{counted(span.tokens, 'token')} of it stand in {span.rows:,} rows:{whole} {span.rows_seen:,} were seen, "
+            f"{counted(span.times_seen, 'time')} in all, first at step {span.first_step:,}."
+        )
+    if found.covered_tokens > best.covered_tokens:
+        parts.append(f"All rows that it has seen hold {found.covered_tokens:,} of the {total:,} tokens.")
+    return " ".join(parts)
+
+
+def _nearest(found: Attribution) -> str:
+    near = [source for source in found.sources if source.bm25 is not None or source.cosine is not None]
+    if not near:
+        return ""
+    return f" Nearest otherwise: {_named(near[0])} ({_similarity(near[0])}), {near[0].seen.describe()}."
+
+
+def _unseen(found: Attribution) -> list[str]:
+    if not found.covered_unseen_tokens:
+        return []
+    source = next((source for source in found.sources if source.matches and not source.seen.times), None)
+    where = f", such as {_named(source)} ({source.seen.reason})" if source else ""
+    return [
+        f"{'Further' if found.covered_tokens else 'But'} {counted(found.covered_unseen_tokens, 'token')} stand word "
+        f"for word only in rows that it has not seen{where}: they cannot come from there."
+    ]
+
+
+def _influence(found: Attribution) -> list[str]:
+    return [
+        f"One gradient step on document {source.id} at the checkpoint, with a learning rate of {step.learning_rate:g}, "
+        f"changes the loss on the text by {step.measured:+.5f} nats per token, from {step.loss:.4f} (to first order "
+        f"{step.first_order:+.5f})."
+        for source in found.sources[:1]
+        if (step := source.influence)
+    ]
+
+
+def _read(found: Attribution) -> str:
+    missing = f", {found.rows_without_tokens:,} of them without tokens" if found.rows_without_tokens else ""
+    rows = f"{counted(found.tokens_read, 'token')} of"
+    if found.exact:
+        return f"Read: {rows} all {counted(found.rows_read, 'row')} of {found.pin}{missing}."
+    return (
+        f"Read: {rows} {counted(found.rows_read, 'candidate')} among {counted(found.rows_in_version, 'row')} of "
+        f"{found.pin}{missing}; a source that shares few rare words with the text may be missed, --exact reads all."
+    )
+
+
+def _named(source: Source) -> str:
+    return f"document {source.id}" + (f" ({source.source})" if source.source else "")
+
+
+def _similarity(source: Source) -> str:
+    words = [] if source.bm25 is None else [f"BM25 {source.bm25:.1f}"]
+    return ", ".join([*words, *([] if source.cosine is None else [f"cosine {source.cosine:.2f}"])])
