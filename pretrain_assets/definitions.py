@@ -23,6 +23,7 @@ from pretrain_assets.assets.contamination_in_time import contamination_in_time
 from pretrain_assets.assets.curation import curation_report
 from pretrain_assets.assets.decontaminated import decontaminated
 from pretrain_assets.assets.deduped import deduped
+from pretrain_assets.assets.document_loss import document_loss
 from pretrain_assets.assets.embedded import embedded, model_scored
 from pretrain_assets.assets.eval_sets import eval_sets
 from pretrain_assets.assets.export import export, export_checks
@@ -43,7 +44,7 @@ def build_defs(resource_overrides: Mapping[str, object] | None = None) -> dg.Def
         assets=[
             *(source_files, eval_sets),
             *(ingested, deduped, near_deduped, quality_signals, decontaminated, tokenized),
-            *(masked, model_scored, embedded),
+            *(masked, model_scored, embedded, document_loss),
             *(checkpoint, export, index, contamination_in_time, curation_report, maintenance),
         ],
         asset_checks=[*corpus_checks, checkpoint_checks, export_checks],

@@ -16,7 +16,8 @@ from pretrain_assets.curate.filters import resolve
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.search import search_seen
 from pretrain_assets.launch.contract import read_result
-from pretrain_assets.report.text import data_wait_text, hits_text, stages_text
+from pretrain_assets.report.search_text import hits_text
+from pretrain_assets.report.text import data_wait_text, stages_text
 from pretrain_assets.table.storage import Location, exists, open_dataset
 from pretrain_assets.table.versions import latest_record, open_pin, records
 from pretrain_assets.train.spec import make_spec

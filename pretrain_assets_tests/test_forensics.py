@@ -113,11 +113,12 @@ def test_an_unknown_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_phrase_without_positions_says_how_to_get_them(corpus: tuple[Location, Pin]) -> None:
     location, pin = corpus
-    build_index(location, IndexConfig(), input_pin=pin)
-    with pytest.raises(TableError, match=r"'\"stands here\"' asks for a phrase.*--with-position"):
+    build_index(location, IndexConfig(with_position=False), input_pin=pin)
+    with pytest.raises(TableError, match=r"a phrase needs word positions.*--with-position"):
         search(location, '"stands here"', pin=pin)
-    build_index(location, IndexConfig(with_position=True), input_pin=pin)
+    assert build_index(location, IndexConfig(), input_pin=pin).record.details["anew"] is True
     assert len(search(location, '"stands here"', pin=pin, limit=100)) == 60
+    assert search(location, '"here stands"', pin=pin) == []
 
 
 def test_where_cannot_reach_past_the_pinned_rows(corpus: tuple[Location, Pin]) -> None:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from pretrain_assets.assets.events import check_result, user_errors
-from pretrain_assets.assets.keys import DECONTAMINATED, DEDUPED, INDEX, INGESTED, NEAR_DEDUPED, QUALITY, TOKENIZED
+from pretrain_assets.assets.keys import (
+    DECONTAMINATED,
+    DEDUPED,
+    EMBEDDED,
+    INDEX,
+    INGESTED,
+    MASKED,
+    MODEL_SCORED,
+    NEAR_DEDUPED,
+    QUALITY,
+    TOKENIZED,
+)
 from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.curate import verify as curation
@@ -19,7 +30,8 @@ from pretrain_assets.table import verify
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.verify import Finding
-from pretrain_assets.table.versions import open_pin, record_of, records
+from pretrain_assets.table.versions import STAGES as IN_FLOW
+from pretrain_assets.table.versions import flow_place, open_pin, record_of, records
 
 if TYPE_CHECKING:
     import lance
@@ -62,7 +74,10 @@ STAGES: dict[str, tuple[dg.AssetKey, tuple[str, ...]]] = {
     "near_deduped": (NEAR_DEDUPED, (*FILLED, "near_duplicates_name_survivors", "near_share_removed")),
     "quality": (QUALITY, (*FILLED, "lines_add_up")),
     "decontaminated": (DECONTAMINATED, (*FILLED, "matches_lie_in_their_texts", "contaminated_share")),
+    "masked": (MASKED, FILLED),
+    "model_scored": (MODEL_SCORED, ("ledger_closes",)),
     "tokenized": (TOKENIZED, (*FILLED, "token_counts_match", "failed_share")),
+    "embedded": (EMBEDDED, ("schema_matches", "ledger_closes")),
     "indexed": (INDEX, ("ledger_closes",)),
 }
 """The asset of each stage, and what is asked of it."""
@@ -71,7 +86,13 @@ STAGES: dict[str, tuple[dg.AssetKey, tuple[str, ...]]] = {
 def find(location: Location, record: LineageRecord) -> list[Finding]:
     """What the checks of a record's stage find at its version."""
     dataset = open_pin(location, record.pin)
-    return [CHECKS[name](dataset, record) for name in STAGES[record.stage][1]]
+    return [CHECKS[name](dataset, record) for name in STAGES[IN_FLOW[flow_place(record.stage)]][1]]
+
+
+def _record(dataset: "lance.LanceDataset", stage: str, version: int) -> LineageRecord:
+    """The record of a stage at a version, also of one of several beside each other, such as `model_scored_<name>`."""
+    places = {record.stage: flow_place(record.stage) for record in records(dataset) if record.version == version}
+    return record_of(dataset, next((name for name in places if places[name] == flow_place(stage)), stage), version)
 
 
 def _guard(stage: str) -> dg.AssetChecksDefinition:
@@ -93,7 +114,7 @@ def _guard(stage: str) -> dg.AssetChecksDefinition:
             pin = latest_pin(context.instance, key)
             if pin is None:
                 raise TableError(f"{key.to_user_string()} has never run: materialize it first.")
-            found = find(location, record_of(open_dataset(location), stage, pin.version))
+            found = find(location, _record(open_dataset(location), stage, pin.version))
         for finding in found:
             severity = dg.AssetCheckSeverity.WARN if finding.name in WARNINGS else dg.AssetCheckSeverity.ERROR
             yield check_result(finding, key, severity)

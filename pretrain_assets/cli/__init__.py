@@ -21,6 +21,7 @@ from pretrain_assets.cli import (
     card,
     contamination,
     curate,
+    document_loss,
     embed,
     evaluate,
     filters,
@@ -58,7 +59,7 @@ def cli(context: click.Context, database: str | None, table: str | None, runs: s
 
 
 for _room in (
-    *(stages, curate, contamination, embed, filters, loader, table, model, evaluate),
+    *(stages, curate, contamination, embed, document_loss, filters, loader, table, model, evaluate),
     *(ask, attribute, seen, neighbours, card, receipt, replay),
 ):
     for _verb in _room.VERBS:

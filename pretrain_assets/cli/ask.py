@@ -6,35 +6,57 @@ Invariant: they change nothing, neither in the table nor in a run.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
-from pretrain_assets.cli.common import as_json
+from pretrain_assets import project
+from pretrain_assets.cli.common import as_json, pin_at
+from pretrain_assets.errors import ConfigError
 
 
 @click.command()
-@click.argument("query")
+@click.argument("query", default="")
 @click.option("--checkpoint", help="Folder of a run or checkpoint, or a recipe name [the newest run]")
-@click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="Number of hits.")
-@click.option("--where", help="SQL predicate that hits must satisfy.")
+@click.option("--version", "--tag", "version", metavar="VERSION", help="Search 3, v3 or a tag, without a checkpoint.")
+@click.option(
+    "--mode",
+    type=click.Choice(["text", "vector", "hybrid"]),
+    help="BM25, cosine of vectors, or both by reciprocal rank fusion [text; vector with --like]",
+)
+@click.option("--limit", type=int, default=5, show_default=True, help="Number of hits.")
+@click.option("--where", help="SQL predicate that hits must satisfy, over columns and named filters.")
+@click.option("--like", type=int, metavar="ID", help="By the vector of this document instead of the query's.")
+@click.option("--model", help="Folder of the model that made the vectors [PRETRAIN_EMBED_MODEL; as the column says]")
+@click.option("--rerank", metavar="MODEL", help="Folder or hub name of a cross-encoder that orders the best 50 anew.")
 @as_json
 @click.pass_obj
 def search(
-    obj: dict[str, Any], query: str, checkpoint: str | None, limit: int, where: str | None, json_output: bool
+    obj: dict[str, Any], /, query: str, checkpoint: str | None, version: str | None, json_output: bool, **how: Any
 ) -> None:
-    """Search the rows a checkpoint was pinned to; each hit says whether and when the model saw it."""
-    from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.search import search_seen
-    from pretrain_assets.report.text import hits_text
+    """Search the rows a checkpoint was pinned to; each hit says whether and when the model saw it.
 
-    found = find_checkpoint(checkpoint, obj["runs"])
-    hits = search_seen(obj["location"], query, checkpoint=found, limit=limit, where=where)
+    QUERY: words, and phrases in double quotes, as in '"carbon dioxide" leaves'. Without it, --where lists rows and
+    --like finds the nearest vectors.
+    """
+    from pretrain_assets.forensics.checkpoints import find_checkpoint
+    from pretrain_assets.forensics.search import find, with_exposures
+    from pretrain_assets.report.search_text import found_text
+
+    if version is not None and checkpoint is not None:
+        raise ConfigError("--checkpoint names its version itself: give it, or --version, not both.")
+    of = find_checkpoint(checkpoint, obj["runs"]) if version is None else None
+    how["mode"] = how["mode"] or ("text" if how["like"] is None else "vector")
+    how["model"] = how["model"] or project.setting("EMBED_MODEL", "") or None
+    pin = of.pin if of else pin_at(obj["location"], version)
+    found = find(obj["location"], query, pin=pin, **how)
+    if of:
+        found = replace(found, hits=with_exposures(obj["location"], found.hits, of))
     if json_output:
-        click.echo(json.dumps({"checkpoint": found.uri, "hits": [asdict(hit) for hit in hits]}, indent=2))
+        click.echo(json.dumps({"checkpoint": of.uri if of else None, **found.to_dict()}, indent=2))
     else:
-        click.echo(f"{found.uri} ({found.pin})\n{hits_text(hits)}")
+        click.echo(f"{f'{of.uri} ({pin})' if of else pin}\n{found_text(found, mark=True)}")
 
 
 @click.command()

@@ -61,6 +61,21 @@ def pin_of(location: Location, *stages: str) -> Pin:
     return found[-1].pin if found else find_record(location, stages[0]).pin
 
 
+def pin_at(location: Location, version: str | None) -> Pin:
+    """The pin of a version by its number or tag; None: of the newest.
+
+    Raises:
+        TableError: it is not there.
+    """
+    from pretrain_assets.table.diff import open_named
+    from pretrain_assets.table.lineage import Pin
+    from pretrain_assets.table.storage import open_dataset
+    from pretrain_assets.table.versions import table_id
+
+    dataset = open_dataset(location) if version is None else open_named(location, version)
+    return Pin(table_id(dataset), dataset.version)
+
+
 def on_table(location: Location, recipe: Recipe, tag: str | None) -> tuple[Recipe, LineageRecord]:
     """A recipe with named filters in plain SQL, and the version to train it on: the newest of the stage of its tokens.
 

@@ -96,10 +96,11 @@ def ledger(obj: dict[str, Any], checkpoint: str | None, json_output: bool) -> No
     CHECKPOINT: folder of a run or checkpoint, name of a run or recipe [the newest run]. Exit code 1 where something is
     not accounted for.
     """
+    from pretrain_assets.forensics.checkpoints import find_checkpoint
     from pretrain_assets.forensics.ledger import ledger_of
     from pretrain_assets.report.ledger_text import ledger_text
 
-    found = ledger_of(checkpoint, location=obj["location"], runs_uri=obj["runs"])
+    found = ledger_of(obj["location"], find_checkpoint(checkpoint, obj["runs"], digests=False))
     click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if json_output else ledger_text(found))
     if found.gaps:
         sys.exit(1)

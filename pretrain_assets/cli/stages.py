@@ -143,17 +143,28 @@ def _tokenizer(location: Location, beside: str) -> str:
 
 
 @click.command()
-@click.option("--with-position", is_flag=True, help="Keep word positions, needed for phrase search.")
+@click.option("--with-position/--without-position", default=True, show_default=True, help="Phrases need positions.")
+@click.option(
+    "--exact-below",
+    type=int,
+    default=50_000,
+    show_default=True,
+    help="Fewer vectors than this get no index: all are read.",
+)
 @as_json
 @click.pass_obj
-def index(obj: dict[str, Any], with_position: bool, json_output: bool) -> None:
-    """Bring the full-text index up to date."""
+def index(obj: dict[str, Any], with_position: bool, exact_below: int, json_output: bool) -> None:
+    """Bring the indexes up to date: full text, and vectors where the table has them."""
     from pretrain_assets.config import IndexConfig
     from pretrain_assets.forensics.index import build_index
+    from pretrain_assets.report.search_text import index_text
 
     location = obj["location"]
-    config = IndexConfig(with_position=with_position)
-    print_stage(build_index(location, config, input_pin=pin_of(location, "tokenized")), json_output)
+    config = IndexConfig(with_position=with_position, exact_below=exact_below)
+    result = build_index(location, config, input_pin=pin_of(location, "tokenized"))
+    print_stage(result, json_output)
+    if not json_output:
+        click.echo(index_text(result.record))
 
 
 @click.command()

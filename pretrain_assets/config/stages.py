@@ -114,6 +114,8 @@ class DocumentLossConfig:
     name: str
     """A word: the columns are `loss_<name>`, `loss_max_<name>` and `loss_tokens_<name>`, of a stage
     `loss_measured_<name>`."""
+    max_tokens: int | None = None
+    """Tokens of a document that are predicted, from its beginning; None: all of them, and its end of text."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the model's arithmetic. bfloat16 is that of training on a GPU, and several times as fast there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -125,6 +127,8 @@ class DocumentLossConfig:
     def __post_init__(self) -> None:
         word = re.fullmatch("[a-z][a-z0-9]*", self.name) is not None and self.name != "error"
         require(word, "name", self.name, "use lower-case letters and digits, beginning with a letter; not `error`")
+        most = self.max_tokens
+        require(most is None or most >= 1, "max_tokens", most, "use at least 1, or None for all")
         require(self.batch_bytes >= 1 << 10, "batch_bytes", self.batch_bytes, "use at least 1024")
 
 

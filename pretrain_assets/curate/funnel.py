@@ -113,12 +113,13 @@ class Funnel:
     """Largest source first."""
 
 
-def funnel(dataset: lance.LanceDataset, text: str) -> Funnel:
+def funnel(dataset: lance.LanceDataset, text: str, *, count_column: str = "n_tokens") -> Funnel:
     """Count what a filter keeps and what its terms remove.
 
     Args:
         dataset: The table at the version that is asked.
         text: SQL over columns and names.
+        count_column: Column with the number of tokens; characters are counted where the version lacks it.
 
     Raises:
         FilterError: the table cannot evaluate it.
@@ -126,7 +127,7 @@ def funnel(dataset: lance.LanceDataset, text: str) -> Funnel:
     sql = checked(dataset, text)
     terms = terms_of(text, dataset.schema.names)
     leaves = [leaf for term in terms for leaf in term.leaves]
-    measure = "n_tokens" if "n_tokens" in dataset.schema.names else "n_chars"
+    measure = count_column if count_column in dataset.schema.names else "n_chars"
     patterns = _patterns(dataset, leaves, measure)
     table = _Truths(patterns, len(leaves))
     whole = table.states.min(axis=0)
@@ -134,7 +135,7 @@ def funnel(dataset: lance.LanceDataset, text: str) -> Funnel:
         filter=text,
         sql=sql,
         version=dataset.version,
-        unit=measure.replace("n_chars", "n_characters").removeprefix("n_"),
+        unit="characters" if measure == "n_chars" else "tokens",
         total=table.count(whole >= FALSE),
         kept=table.count(whole == TRUE),
         rejected=table.count(whole == FALSE),

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.forensics.documents import Documents, Int64Array
+from pretrain_assets.forensics.copies import Int64Array
+from pretrain_assets.forensics.documents import Documents
 from pretrain_assets.forensics.storage_search import cached_copies, search_folder
 from pretrain_assets.forensics.traces import READ_ROWS, Traces, holds
 from pretrain_assets.plural import counted
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
 from pretrain_assets.table.upkeep.retention import plan_retention
+from pretrain_assets.table.versions import HISTORY_TAG, stage_tags
 
 if TYPE_CHECKING:
     import lance
@@ -132,10 +134,16 @@ def _indexes(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
 
     for index in dataset.describe_indices():
         if index.field_names != ["text"]:
+            yield Check(
+                place=f"index {index.name} of the newest version",
+                method="gives rows of the newest version only; the rows that its files list: see files of the table",
+                found=(),
+            )
             continue
         found = []
         for phrase in traces.phrases:
-            hits = dataset.scanner(columns=["id", "text", "_score"], full_text_query=phrase, limit=HITS).to_table()
+            words = phrase.replace('"', " ")  # quotes would ask for word positions
+            hits = dataset.scanner(columns=["id", "text", "_score"], full_text_query=words, limit=HITS).to_table()
             mine = pc.any(pc.is_in(hits["id"], value_set=pa.array(traces.ids))).as_py()
             if mine or holds(hits["text"].combine_chunks(), phrase):
                 found.append("a phrase of one of them finds it")
@@ -152,7 +160,7 @@ def _versions(dataset: lance.LanceDataset, ids: Int64Array, pinned_by_runs: Mapp
     config = MaintainConfig(older_than_seconds=0, keep_last=1)
     kept = {e.version: e.reasons for e in plan_retention(dataset, config, pinned_by_runs=pinned_by_runs).kept}
     older = [int(entry["version"]) for entry in dataset.versions() if entry["version"] != dataset.version]
-    found = []
+    found, found_in = [], []
     for version in older:
         rows = sum(
             int(np.isin(batch["id"].to_numpy(), ids).sum())
@@ -161,13 +169,22 @@ def _versions(dataset: lance.LanceDataset, ids: Int64Array, pinned_by_runs: Mapp
         if rows:
             why = "; ".join(kept.get(version, ())) or "nothing"
             found.append(f"version {version} has {counted(rows, 'row')}, kept by: {why}")
+            found_in.append(version)
     return Check(
         place="older versions",
         method=f"{counted(len(older), 'version')}, by id",
         found=tuple(found),
-        remedy="--purge frees what nothing keeps; a tag is taken away by `pretrain release TAG`, a run's once its "
-        "folder is removed, or with --force",
+        remedy=f"--purge frees what nothing keeps but its stage or the index{_releases(dataset, found_in)}",
     )
+
+
+def _releases(dataset: lance.LanceDataset, versions: Sequence[int]) -> str:
+    """The commands that take away the tags of people and runs which keep these versions."""
+    tags = dataset.tags.list()
+    mine = sorted(set(tags) - set(stage_tags(tags)) - {HISTORY_TAG})
+    commands = [f"`pretrain release {name}`" for name in mine if tags[name]["version"] in versions]
+    runs = "; a run's tag once its folder is removed, or with --force" if commands else ""
+    return f"; then {', '.join(commands)}{runs}, and this command again" if commands else ""
 
 
 def _table_files(location: Location, dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
@@ -185,7 +202,8 @@ def _table_files(location: Location, dataset: lance.LanceDataset, traces: Traces
         "their columns decoded, since text may be compressed: ids, digests of values, phrases, runs of tokens, and in "
         "indexes row ids",
         found=tuple(found),
-        remedy=f"they go with the versions that refer to them (--purge); those of no version: {UNFINISHED}",
+        remedy=f"they go with the versions that refer to them (--purge); those of no version: {UNFINISHED}; an index "
+        "of the newest version that this program did not make: drop it, or build it anew",
     )
     if files.unreadable:
         yield Check(
@@ -242,4 +260,4 @@ def _not_searched(location: Location, documents: Documents) -> Iterator[str]:
     if others := [name for name in tables if name != location.table_name]:
         yield f"other tables of this database, {', '.join(others)}: ask with `pretrain --table NAME receipt`"
     yield "weights of models: above it says which checkpoints and exports have seen the documents"
-    yield "other machines and backups: their caches of columns, and exports or reports written elsewhere"
+    yield "other machines, backups and database servers: caches of columns, exports and reports written elsewhere"

@@ -7,22 +7,37 @@ it; everything else is shown as what it is, near by words or by vectors, or not 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pretrain_assets.config import TokenizerIdentity, from_dict
 from pretrain_assets.convert import require
 from pretrain_assets.errors import ConfigError, PretrainError, TableError
 from pretrain_assets.forensics.candidates import by_vectors, by_words, pieces_of
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.forensics.passage import generated, passages_of
-from pretrain_assets.forensics.sources import Source, rank, sources_of
-from pretrain_assets.forensics.verbatim import Reading, Run, covered, read_rows, reading, resolved, rows_with, union
+from pretrain_assets.forensics.rerank import fuse
+from pretrain_assets.forensics.sources import Source, documents_of, look, sources_of
+from pretrain_assets.forensics.trainings import Trainings, trainings
+from pretrain_assets.forensics.verbatim import (
+    Reading,
+    Run,
+    covered,
+    read_rows,
+    reading,
+    resolved,
+    rows_with,
+    runs_in,
+    union,
+)
 from pretrain_assets.forensics.verdict import verdict
 from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
+
+if TYPE_CHECKING:
+    from pretrain_assets.tokenize import Tokenizer
 
 MIN_TOKENS, MIN_BYTES = 8, 32
 """Tokens of the shortest run that counts: a clause of English; and where tokens are single bytes."""
@@ -30,7 +45,7 @@ BYTE_IDS = 512
 """Vocabularies up to so many ids are taken for those of bytes."""
 EXACT_TOKENS = 400_000_000
 """Tokens of a version up to which all rows are read unless asked otherwise: some five seconds on two cores."""
-ROWS_ASKED = 4_096
+ROWS_ASKED = 1_024
 """Rows with runs of which is asked whether they were seen, those with the rarest first."""
 
 
@@ -52,10 +67,8 @@ class Span:
     """Rows that hold it."""
     ids: tuple[int, ...]
     """Them, or the first ones."""
-    rows_seen: int
-    """How many of `ids` the checkpoint has seen."""
     times_seen: int
-    """How often, all together."""
+    """How often the checkpoint was trained on all of its tokens in those: over all draws, and all places in a row."""
     first_step: int | None
     """At which step first; None if never."""
 
@@ -97,13 +110,13 @@ class Attribution:
     candidates_by_vectors: int
     """Candidates by cosine."""
     covered_tokens: int
-    """Tokens of the text in runs that stand in rows that the checkpoint has seen."""
+    """Tokens of the text in runs that the checkpoint was trained on."""
     covered_unseen_tokens: int
-    """Further tokens, in runs that stand only in rows that it has not seen."""
+    """Further tokens, in runs that stand only where it was not trained on."""
     spans: tuple[Span, ...]
-    """Runs in rows that it has seen, the rarest first, no token in two of them."""
+    """The runs that it was trained on, the rarest first, no token in two of them."""
     unseen_spans: tuple[Span, ...]
-    """Runs with a token that is in none of those, in rows that it has not seen."""
+    """Runs with a token that is in none of those, where it was not trained on."""
     sources: tuple[Source, ...]
     """Documents, the likeliest source first."""
     notes: tuple[str, ...]
@@ -172,7 +185,7 @@ def attribute(
     by_bm25, by_cosine = near(by_words), near(by_vectors, model=model)
     in_version = sql_rows(dataset, f"SELECT count(*) AS num_rows, sum({data.count_column}) AS tokens FROM dataset")[0]
     exact = (in_version["tokens"] or 0) <= EXACT_TOKENS if exact is None else exact
-    scores = {i: by_bm25.get(i, 0.0) + by_cosine.get(i, 0.0) for i in {*by_bm25, *by_cosine}}
+    scores = dict(fuse({"bm25": _ordered(by_bm25), "cosine": _ordered(by_cosine)}))
     if not exact and not scores:
         raise TableError(
             f"There are no candidates to read: {' '.join(notes) or 'no document shares a word with the text.'} "
@@ -181,13 +194,17 @@ def attribute(
     readings = [reading(passage, least=least) for passage in passages]
     read_rows(dataset, data.token_column, readings, None if exact else scores)
     one = max(readings, key=lambda one: int(covered(one, one.runs).sum()))
-    asked = {*_rarest_rows(one), *scores}
-    seen = seen_by(location, pin=pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=sorted(asked))
-    seen_runs, unseen_runs = _parted(one, seen)
-    inside = covered(one, seen_runs)
-    unseen_runs = [run for run in unseen_runs if not inside[run.start : run.stop].all()]
-    shown = [*resolved(one, seen_runs), *resolved(one, unseen_runs)]
-    ids_shown = rank(location, checkpoint, one, runs=shown, seen=seen, scores=scores)[:limit]
+    trained = trainings(location, checkpoint, {*_rarest_rows(one), *scores})
+    seen_runs, unseen_runs = _parted(location, checkpoint, one, trained)
+    inside, outside = covered(one, seen_runs), covered(one, unseen_runs)
+    seen_shown, unseen_shown = resolved(one, seen_runs), resolved(one, unseen_runs)
+    shared, steps = look(location, checkpoint, one, [*seen_shown, *unseen_shown], trained)
+
+    def likeliest(i: int) -> tuple[float, ...]:
+        rarest, times = shared.get(i, 0.0), trained.seen[i].times
+        return (-rarest, not times, -times if rarest else 0, -scores.get(i, 0.0), i)
+
+    shown = sorted((i for i in {*shared, *scores} if i in trained.seen), key=likeliest)[:limit]
     return Attribution(
         checkpoint=checkpoint.uri,
         step=checkpoint.step,
@@ -206,22 +223,27 @@ def attribute(
         candidates_by_words=len(by_bm25),
         candidates_by_vectors=len(by_cosine),
         covered_tokens=int(inside.sum()),
-        covered_unseen_tokens=int((covered(one, unseen_runs) & ~inside).sum()),
-        spans=_spans(one, resolved(one, seen_runs), codec.decode, seen),
-        unseen_spans=_spans(one, resolved(one, unseen_runs), codec.decode, seen),
+        covered_unseen_tokens=int((outside & ~inside).sum()),
+        spans=tuple(_span(one, run, codec, steps[run]) for run in seen_shown),
+        unseen_spans=tuple(_span(one, run, codec, []) for run in unseen_shown),
         sources=sources_of(
             location,
             checkpoint,
             one,
-            ids_shown,
+            shown,
             codec=codec,
-            seen=seen,
-            bm25=near(by_words, among=ids_shown) if by_bm25 else {},
-            cosine=near(by_vectors, among=ids_shown, model=model) if by_cosine else {},
+            trained=trained,
+            bm25=near(by_words, among=shown) if by_bm25 else {},
+            cosine=near(by_vectors, among=shown, model=model) if by_cosine else {},
         ),
         notes=tuple(notes),
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _ordered(scores: Mapping[int, float]) -> list[int]:
+    """Ids, those with the highest scores first."""
+    return sorted(scores, key=lambda i: (-scores[i], i))
 
 
 def _rarest_rows(one: Reading) -> list[int]:
@@ -231,32 +253,31 @@ def _rarest_rows(one: Reading) -> list[int]:
     return list(dict.fromkeys(i for run in by_rarity for i in one.runs[run].ids))[:ROWS_ASKED]
 
 
-def _parted(one: Reading, seen: Mapping[int, SeenBy]) -> tuple[list[Run], list[Run]]:
-    """The runs at every place of the text that stand in rows that were seen, and those that stand in others."""
-    known = [run for run, rows in one.runs.items() if any(i in seen and seen[i].times for i in rows.ids)]
-    return union(one, known), union(one, one.runs.keys() - known)
+def _parted(
+    location: Location, checkpoint: Checkpoint, one: Reading, trained: Trainings
+) -> tuple[list[Run], list[Run]]:
+    """The runs that the checkpoint was trained on, and those with a further token that stand in rows only otherwise."""
+    reached = {i: trained.reached(i) for i in trained.num_tokens}
+    whole = {i for i, tokens in reached.items() if tokens == trained.num_tokens[i]}
+    begun = {i for i, tokens in reached.items() if tokens and i not in whole}
+    known = [run for run, rows in one.runs.items() if not whole.isdisjoint(rows.ids)]
+    for i, tokens in documents_of(location, checkpoint, begun):
+        known += runs_in(one, tokens[: reached[i]])
+    seen = union(one, known)
+    inside = covered(one, seen)
+    return seen, [run for run in union(one, one.runs) if not inside[run.start : run.stop].all()]
 
 
-def _spans(
-    one: Reading, runs: Iterable[Run], decode: Callable[[Sequence[int]], str], seen: Mapping[int, SeenBy]
-) -> tuple[Span, ...]:
-    """Runs with the rows that hold them."""
-    spans = []
-    for run in runs:
-        rows = rows_with(one, run)
-        known = [seen[i] for i in rows.ids if i in seen and seen[i].times]
-        spans.append(
-            Span(
-                start=run.start,
-                tokens=run.tokens,
-                bits=float(one.bits[run.start : run.stop].sum()),
-                text=decode(one.passage.ids[run.start : run.stop].tolist()),
-                characters=one.passage.span(run.start, run.tokens),
-                rows=rows.count,
-                ids=tuple(rows.ids),
-                rows_seen=len(known),
-                times_seen=sum(by.times for by in known),
-                first_step=min((by.first_step for by in known if by.first_step), default=None),
-            )
-        )
-    return tuple(spans)
+def _span(one: Reading, run: Run, codec: Tokenizer, steps: Sequence[int]) -> Span:
+    rows = rows_with(one, run)
+    return Span(
+        start=run.start,
+        tokens=run.tokens,
+        bits=float(one.bits[run.start : run.stop].sum()),
+        text=codec.decode(one.passage.ids[run.start : run.stop].tolist()),
+        characters=one.passage.span(run.start, run.tokens),
+        rows=rows.count,
+        ids=tuple(rows.ids),
+        times_seen=len(steps),
+        first_step=min(steps, default=None),
+    )

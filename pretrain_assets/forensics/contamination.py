@@ -18,7 +18,7 @@ from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.item_documents import Holding, Int64s, holding_documents, unsearched_documents
 from pretrain_assets.forensics.item_words import Sighting, sightings
-from pretrain_assets.loader.exposure import first_steps
+from pretrain_assets.loader.exposure import totals
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location, open_dataset
@@ -154,10 +154,10 @@ def contamination_in_time(
     saved = tuple(sorted({*saved_steps(checkpoint.run_dir), checkpoint.step}))
     kept = schedule.plan(0).rows.doc_ids
     unsearched = unsearched_documents(dataset, kept)
-    without_search, _ = first_steps(schedule, unsearched, last_step=saved[-1])
+    without_search = totals(schedule, unsearched, last_step=saved[-1]).first
     holding = holding_documents(dataset, only)
-    first, _ = first_steps(schedule, holding.ids, last_step=saved[-1])
-    _, times = first_steps(schedule, holding.ids, last_step=checkpoint.step)
+    first = totals(schedule, holding.ids, last_step=saved[-1]).first
+    times = totals(schedule, holding.ids, last_step=checkpoint.step).times
     items = _items(holding, first, times)
     unknown_from = int(without_search[without_search > 0].min(initial=saved[-1] + 1))
     return ContaminationInTime(

@@ -11,6 +11,7 @@ are, but that the first token of each further window is not left out: it is the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pretrain_assets.config import DocumentLossConfig, EngineConfig, TokenizerIdentity, from_dict, to_dict
+from pretrain_assets.config import DocumentLossConfig, EngineConfig, Recipe, TokenizerIdentity, from_dict, to_dict
 from pretrain_assets.curate.document_models import gpus_per_worker
 from pretrain_assets.errors import CheckpointError, ColumnError
 from pretrain_assets.forensics.checkpoints import Checkpoint
@@ -81,8 +82,20 @@ def measure_loss(
     return fill(location, spec, input_pin=input_pin, run_id=run_id, engine=engine)
 
 
+def column_name(recipe: Recipe) -> str:
+    """The name that a recipe's columns get when none is given: its letters and digits."""
+    return re.sub("[^a-z0-9]", "", recipe.name.lower())
+
+
 def measuring(
-    run_dir: str, step: int, expected: str, eos_id: int, lead: int, precision: str, worker: Worker
+    run_dir: str,
+    step: int,
+    expected: str,
+    eos_id: int,
+    lead: int,
+    max_tokens: int | None,
+    precision: str,
+    worker: Worker,
 ) -> BatchFunction:
     """The function that makes the loss columns from token ids.
 
@@ -92,6 +105,7 @@ def measuring(
         expected: The checkpoint's digest.
         eos_id: End of text.
         lead: 1 to put the end of text before a document, 0 for a model with a document mask.
+        max_tokens: Tokens of a document that are predicted, from its beginning; None for all, and its end of text.
         precision: `float32` or `bfloat16`.
         worker: Where it runs.
 
@@ -109,18 +123,20 @@ def measuring(
             raise CheckpointError(f"{uri} is another checkpoint for this worker: share the run's folder between nodes.")
         model = load_model(folder, device=device)
     model.chunked_loss = True
+    shape = {"seq_len": model.seq_len, "pad_id": model.pad_id, "num_tokens": FORWARD_TOKENS[device.type]}
     autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bfloat16")
     first = None if lead else _first_losses(model, eos_id, device, autocast)
 
     def loss_columns(batch: pa.RecordBatch) -> list[pa.Array]:
         tokens, firsts, known = tokens_of(batch.column(0))
         stream, starts = joined(tokens, firsts, eos_id, lead)
+        lengths = np.minimum(np.diff(starts), lead + max_tokens if max_tokens else len(stream))
         sums, most = np.zeros(len(known)), np.zeros(len(known), np.float32)
         counts = np.zeros(len(known), np.int64)
         if first is not None:
             begins = stream[starts[:-1]]
             sums, most, counts = first[begins].astype(np.float64), first[begins], (begins != model.pad_id).astype(int)
-        for documents, ids in windows(stream, starts, model.seq_len, model.pad_id, FORWARD_TOKENS[device.type]):
+        for documents, ids in windows(stream, starts[:-1], lengths, **shape):
             given = torch.from_numpy(ids).to(device)
             with torch.inference_mode(), autocast():
                 losses = model(given, reduction="none")
@@ -156,13 +172,14 @@ def joined(tokens: npt.NDArray[np.int32], firsts: Int64s, eos_id: int, lead: int
 
 
 def windows(
-    stream: Int64s, starts: Int64s, seq_len: int, pad_id: int, num_tokens: int
+    stream: Int64s, starts: Int64s, lengths: Int64s, *, seq_len: int, pad_id: int, num_tokens: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Documents cut into windows that overlap by one token, in batches of similar length, the longest first.
 
     Args:
         stream: Token ids of all documents.
-        starts: Where each begins, and the end.
+        starts: Where each begins; (documents,).
+        lengths: How many of them count; (documents,).
         seq_len: Most tokens of a window.
         pad_id: Put behind shorter ones; no target.
         num_tokens: Most tokens of a batch, padding included, but for a single window.
@@ -170,13 +187,12 @@ def windows(
     Yields:
         The document of each window, (windows,), and their token ids, (windows, tokens).
     """
-    lengths = np.diff(starts)
     counts = -(-(lengths - 1) // (seq_len - 1))  # targets, by windows of seq_len - 1 of them
     documents = np.repeat(np.arange(len(lengths)), counts)
     begins = starts[documents] + (seq_len - 1) * (
         np.arange(len(documents)) - np.repeat(counts.cumsum() - counts, counts)
     )
-    ends = np.minimum(begins + seq_len, starts[documents + 1])
+    ends = np.minimum(begins + seq_len, starts[documents] + lengths[documents])
     order = np.argsort(begins - ends, kind="stable")
     while len(order):
         width = int(ends[order[0]] - begins[order[0]])
@@ -223,6 +239,7 @@ def _fill(location: Location, checkpoint: Checkpoint, config: DocumentLossConfig
         "token_column": column,
         "tokens_made_by": made_by(dataset.schema.field(column)),
         "seq_len": recipe.data.seq_len,
+        "max_tokens": config.max_tokens,
         "precision": config.precision,
     }
     making: dict[str, Any] = {"stage": f"{STAGE}_{name}", "code_version": CODE_VERSION, "parameters": parameters}
@@ -236,7 +253,7 @@ def _fill(location: Location, checkpoint: Checkpoint, config: DocumentLossConfig
                 outputs=pa.schema([computed_field(field, kind, **making) for field, kind in types.items()]),
                 inputs=(column,),
                 nullable=(f"loss_{name}", f"loss_max_{name}"),
-                make=partial(measuring, *model, config.precision),
+                make=partial(measuring, *model, config.max_tokens, config.precision),
                 worker_bytes=config.batch_bytes,
                 num_gpus=gpus_per_worker(config.device),
             ),

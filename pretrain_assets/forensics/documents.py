@@ -6,6 +6,7 @@ still known by its id, from the records of deletions and ingests. Nothing is cha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,9 +17,11 @@ import numpy.typing as npt
 
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import ConfigError, FilterError, TableError
+from pretrain_assets.forensics.copies import SCAN_ROWS, Int64Array, ids_where, related
+from pretrain_assets.forensics.document_rows import Row, gone_row, shown_rows
 from pretrain_assets.plural import counted
-from pretrain_assets.table.delete import redacted
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.predicate import in_list, redacted
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, records, table_id
 
@@ -26,11 +29,9 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-Int64Array = npt.NDArray[np.int64]
-
+_ID = re.compile("[0-9]{1,18}")
 LISTED = 100
 """Rows that are described one by one, the ones with the smallest ids; of more, the numbers."""
-SCAN_ROWS = 262_144
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,16 @@ class Asked:
     def __post_init__(self) -> None:
         if not self.docs and self.where is None and self.search is None:
             raise ConfigError("Which documents? Give --doc ID, once or more, --where SQL, or --search TEXT.")
+
+    @property
+    def numbers(self) -> list[str]:
+        """Those of `docs` that may be the table's ids, without leading zeros."""
+        return [str(int(text)) for text in self.docs if _ID.fullmatch(text)]
+
+    @property
+    def names(self) -> list[str]:
+        """The others of `docs`."""
+        return [text for text in self.docs if not _ID.fullmatch(text)]
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ class Documents:
     @property
     def there(self) -> Int64Array:
         """Ids of those that the newest version has."""
-        return self.ids[self.last == self.newest.version]
+        return np.asarray(self.ids[self.last == self.newest.version])
 
     def held_by(self, version: int) -> npt.NDArray[np.bool_]:
         """Which of them a version that is there has, shape (rows,)."""
@@ -128,7 +139,7 @@ def find_documents(location: Location, asked: Asked, *, deleted_text: bool = Fal
     history = records(dataset)
     gone = [gone_row(history, i) for i in missing]
     found = found.sort_by("id")
-    copies, near, unhashed = _related(dataset, found)
+    copies, near, unhashed = related(dataset, found)
     rows = [*shown_rows(dataset, found.slice(0, LISTED), history, deleted_text=deleted_text), *(row for row, _ in gone)]
     came = pa.table(
         {
@@ -173,21 +184,20 @@ def _eras(dataset: lance.LanceDataset) -> list[lance.LanceDataset]:
 
 def _matching(location: Location, eras: Sequence[lance.LanceDataset], asked: Asked, notes: list[str]) -> pa.Table:
     """The rows, each as of the newest version that has it."""
-    numbers = [text for text in asked.docs if text.isascii() and text.isdigit()]
-    names = [text for text in asked.docs if text not in numbers]
-    ids = {int(text) for text in numbers if int(text) < 2**63}
+    numbers, names = asked.numbers, asked.names
+    ids = {int(text) for text in numbers}
     if asked.search is not None:
         ids |= set(_searched(location, asked, notes))
     predicates = [in_list("id", ids)] if ids else []
     predicates += [in_list("doc_id", names)] if names else []
     found = _scan_eras(eras, predicates, asked.where, notes)
-    unknown = [text for text in numbers if int(text) not in set(found["id"].to_pylist())]
+    unknown = sorted(set(numbers) - set(map(str, found["id"].to_pylist()))) if numbers else []
     if unknown:  # a source may number its documents
         found = _joined([found, _scan_eras(eras, [in_list("doc_id", unknown)], None, notes)])
-    known = set(found["doc_id"].to_pylist())
-    if nowhere := [name for name in names if name not in known]:
+    nowhere = set(names) - set(found["doc_id"].to_pylist()) if names else ()
+    if nowhere:
         raise TableError(
-            f"No version of {eras[0].uri} has a document {nowhere[0][:200]!r}. Give the table's id (a number), the "
+            f"No version of {eras[0].uri} has a document {min(nowhere)[:200]!r}. Give the table's id (a number), the "
             "source's doc_id as it stands in the table, or find it with --where or --search."
         )
     return found
@@ -265,43 +275,14 @@ def _with_copies(eras: Sequence[lance.LanceDataset], found: pa.Table) -> pa.Tabl
     wanted = pc.unique(found["content_hash"].drop_null()) if "content_hash" in found.column_names else []
     for dataset in eras if len(wanted) else ():
         if "content_hash" in dataset.schema.names:
-            same = _ids_where(dataset, "content_hash", wanted)
+            same = ids_where(dataset, "content_hash", wanted)
             parts.append(_scan(dataset, in_list("id", same.tolist())))
     return _joined(parts)
 
 
-def _related(dataset: lance.LanceDataset, found: pa.Table) -> tuple[Int64Array, Int64Array, int]:
-    """Copies and near copies of the rows in the newest version, and how many rows were never compared."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names, none = dataset.schema.names, np.empty(0, np.int64)
-    ids = found["id"].to_numpy()
-    copies, near, unhashed = none, none, dataset.count_rows()
-    if "content_hash" in names:
-        unhashed = dataset.count_rows("content_hash IS NULL")
-        if "content_hash" in found.column_names and len(found):
-            copies = _ids_where(dataset, "content_hash", pc.unique(found["content_hash"].drop_null()))
-    if "near_dup_of" in names and len(found):
-        repeated = found["near_dup_of"].drop_null().to_numpy() if "near_dup_of" in found.column_names else none
-        near = _ids_where(dataset, "near_dup_of", pa.array(np.union1d(ids, repeated)))
-        near = np.union1d(near, _ids_where(dataset, "id", pa.array(repeated, pa.int64())))
-    copies = np.setdiff1d(copies, ids)
-    return copies, np.setdiff1d(near, np.union1d(ids, copies)), unhashed
-
-
-def _ids_where(dataset: lance.LanceDataset, column: str, values: pa.Array) -> Int64Array:
-    """Ids of the rows that have one of the values in a narrow column."""
-    import pyarrow.compute as pc
-
-    if not len(values):
-        return np.empty(0, np.int64)
-    batches = dataset.scanner(columns=list(dict.fromkeys(["id", column])), batch_size=SCAN_ROWS).to_batches()
-    parts = [batch["id"].filter(pc.is_in(batch[column], value_set=values)).to_numpy() for batch in batches]
-    return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
-
-
 def _missing_ids(asked: Asked, found: pa.Table) -> list[int]:
     """Numbers asked for that are the id of no row that is there, nor any row's doc_id."""
+    if not asked.numbers:
+        return []
     known = {*map(str, found["id"].to_pylist()), *found["doc_id"].to_pylist()}
-    return sorted({int(text) for text in asked.docs if text.isascii() and text.isdigit() and text not in known})
+    return sorted({int(text) for text in asked.numbers if text not in known})

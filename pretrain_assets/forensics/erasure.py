@@ -14,11 +14,16 @@ from pretrain_assets.forensics.documents import Documents
 from pretrain_assets.forensics.maintenance import maintain
 from pretrain_assets.forensics.pins import pinned_by_runs
 from pretrain_assets.forensics.receipt import Receipt, holders
+from pretrain_assets.forensics.storage_search import cached_copies
 from pretrain_assets.forensics.traces import traces_of
+from pretrain_assets.loader.entries import discard
+from pretrain_assets.loader.store import cache_folder
 from pretrain_assets.table.advance import advance
 from pretrain_assets.table.delete import Request, delete
+from pretrain_assets.table.lease import MAINTENANCE, hold
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.upkeep.maintain import MaintainReport
 
 PURGE = MaintainConfig(older_than_seconds=0, keep_last=1, max_deleted_share=0.0, keep_unfinished_seconds=0)
 """Every fragment with a deleted row is rewritten, the index is built anew, nothing is kept because it is young, nor as
@@ -73,15 +78,21 @@ def erase(
         CommitError: other writers kept winning.
         CheckpointError: with `purge`, a run cannot be read, so that the version that it pins is not known.
     """
+    if purge:
+        with hold(location, MAINTENANCE):  # refuse now what would be refused after the deletion
+            pass
     pinned = pinned_by_runs(runs_uri, documents.newest.table_id, strict=purge)
     traces = traces_of(open_dataset(location), documents)  # before: afterwards nothing may be left to compare with
     there = tuple(documents.there.tolist())
     record = delete(location, Request(ids=there), pinned_by_runs=pinned).record if there else None
-    reports, waiting = [], ()
+    reports: list[MaintainReport] = []
+    waiting: tuple[str, ...] = ()
     if purge:
         reports.append(maintain(location, runs_uri, PURGE))
         waiting = advance(location).waiting  # of every stage the newest version is kept: now it is one without them
         reports.append(maintain(location, runs_uri, PURGE))
+        for name in cached_copies(documents.newest.table_id, traces)[1]:
+            discard(cache_folder() / name)
     dataset = open_dataset(location)
     absence = prove(location, runs_uri, documents, traces, pinned_by_runs=pinned, project=project)
     return replace(

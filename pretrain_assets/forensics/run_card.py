@@ -15,10 +15,11 @@ import numpy as np
 
 from pretrain_assets.config import Recipe
 from pretrain_assets.curate.funnel import Funnel, funnel
-from pretrain_assets.errors import PretrainError
+from pretrain_assets.errors import PretrainError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.contamination import ContaminationInTime, contamination_in_time
 from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.ledger import RunLedger, ledger_of
 from pretrain_assets.forensics.lineage import lineage_of
 from pretrain_assets.forensics.run_card_history import History, history_of
 from pretrain_assets.forensics.run_card_lineage import ColumnMade, DataLineage, columns_made, data_lineage, public
@@ -130,6 +131,8 @@ class RunCard:
     """Columns of the pinned version."""
     funnel: Funnel | None
     """What the filter keeps of the pinned version, term by term."""
+    ledger: RunLedger | None
+    """What became of every row and token."""
     history: History
     """Losses, evaluations and speed."""
     exposures: tuple[Seen, ...]
@@ -192,13 +195,12 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
         replay_of=passport.get("replay_of"),
         lineage=parts.get("lineage", lambda: data_lineage(dataset, lineage_of(location, checkpoint))),
         columns=columns_made(dataset, recipe.data),
-        funnel=parts.get("funnel", lambda: funnel(dataset, recipe.data.filter)),
+        funnel=parts.get("funnel", lambda: funnel(dataset, recipe.data.filter, count_column=recipe.data.count_column)),
+        ledger=parts.get("ledger", lambda: replace(ledger_of(location, checkpoint), run=run)),
         history=history,
         exposures=_exposures(location, checkpoint),
         sources=parts.get("sources", lambda: _sources(dataset, recipe)) or (),
-        contamination=parts.get(
-            "contamination", lambda: replace(contamination_in_time(location, checkpoint), checkpoint=run)
-        ),
+        contamination=parts.get("contamination", lambda: _contamination(location, checkpoint, run)),
         sample=parts.get("sample", lambda: sample_of(location, checkpoint, result, parts.told)),
         questions=_questions(checkpoint),
         missing=parts.missing,
@@ -237,9 +239,11 @@ class _Parts:
 
 
 def _sources(dataset: lance.LanceDataset, recipe: Recipe) -> tuple[Source, ...]:
+    if "source" not in dataset.schema.names:
+        raise TableError("The table names no sources.")
     return tuple(
         Source(
-            name=row["source"] or "unknown",
+            name=public(row["source"]) or "unknown",
             license=row.get("license"),
             rows=row["num_rows"],
             tokens=row["num_tokens"],
@@ -247,6 +251,12 @@ def _sources(dataset: lance.LanceDataset, recipe: Recipe) -> tuple[Source, ...]:
         )
         for row in sources(dataset, recipe.data)
     )
+
+
+def _contamination(location: Location, checkpoint: Checkpoint, run: str) -> ContaminationInTime:
+    found = contamination_in_time(location, checkpoint)
+    seen = tuple(replace(one, source=public(one.source)) for one in found.sightings)
+    return replace(found, checkpoint=run, sightings=seen)
 
 
 def _exposures(location: Location, checkpoint: Checkpoint) -> tuple[Seen, ...]:

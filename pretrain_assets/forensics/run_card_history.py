@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pretrain_assets.forensics.run_card_lineage import public
 from pretrain_assets.train.metrics import Record, data_wait
 
 MAX_POINTS = 800
@@ -143,7 +144,7 @@ def _evaluated(record: Record) -> Evaluated:
         step=record["step"],
         loss=float(record["val_loss"]),
         bits_per_byte=_finite(record.get("val_bits_per_byte")),
-        by_source={name: loss for name, loss in by_source.items() if _finite(loss) is not None},
+        by_source={public(name): loss for name, loss in by_source.items() if _finite(loss) is not None},
     )
 
 

@@ -227,9 +227,10 @@ def _ingests(ingests: Sequence[LineageRecord]) -> tuple[list[Node], list[Edge]]:
         earlier = Node(
             key="earlier",
             kind="ingest",
-            title=f"{len(older):,} before",
+            title=f"{len(older):,} ingests",
             rows=older[-1].rows_total,
-            note=f"{older[0].tag} to {older[-1].tag}",
+            note="earlier",
+            tag=f"{older[0].tag} to {older[-1].tag}",
             version=older[-1].version,
         )
         nodes.append(earlier)

@@ -13,7 +13,7 @@ from typing import Any
 from pretrain_assets.errors import CheckpointError
 from pretrain_assets.forensics.attribution import Attribution, attribute
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.verdict import verdict
+from pretrain_assets.forensics.run_card_lineage import public
 from pretrain_assets.table.storage import Location
 
 LIMIT = 5
@@ -29,9 +29,7 @@ class Sample:
     text: str
     """What it wrote."""
     attribution: Attribution
-    """Runs of it in the table's rows."""
-    verdict: str
-    """What that amounts to."""
+    """Runs of it in the table's rows, and what they amount to."""
 
 
 def sample_of(
@@ -53,10 +51,11 @@ def sample_of(
     prompt = prompt if text.startswith(prompt) else ""
     written = text[len(prompt) :]
     found = attribute(location, checkpoint, text=written, limit=LIMIT)
-    run = checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1]
-    return Sample(
-        prompt=prompt,
-        text=written,
-        attribution=replace(found, checkpoint=run, notes=tuple(map(told, found.notes)), seconds=0.0),  # no clock
-        verdict=told(verdict(found)),
+    published = replace(
+        found,
+        checkpoint=checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1],
+        sources=tuple(replace(source, source=public(source.source)) for source in found.sources),
+        notes=tuple(map(told, found.notes)),
+        seconds=0.0,  # another one each time
     )
+    return Sample(prompt=prompt, text=written, attribution=published)

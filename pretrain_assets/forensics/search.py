@@ -1,26 +1,39 @@
-"""Full-text search over exactly the rows of a pinned version, each hit with what a checkpoint saw of it.
+"""Search over exactly the rows of a pinned version: words and phrases, SQL, vectors, or both together; each hit with
+what a checkpoint saw of it.
 
-Invariant: a hit is a row that the pinned version holds; rows appended since never appear in an answer about it.
+Invariant: a hit is a row that the pinned version holds; rows appended since never appear in an answer about it, `where`
+means what it meant there, and rows of it that cannot be searched any more are counted (`Found.missing`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from pretrain_assets.errors import ConfigError, TableError
+from pretrain_assets.curate.filters import expand
+from pretrain_assets.errors import ConfigError
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.exposure import SeenBy, seen_by
+from pretrain_assets.forensics.exposure import SeenBy, schedule_of, seen_by
+from pretrain_assets.forensics.query import TextQuery, parse, preview
+from pretrain_assets.forensics.rankings import Ranking, by_model, by_text, by_vector, vector_of
+from pretrain_assets.forensics.rerank import fuse
+from pretrain_assets.forensics.searchable import Searchable, for_text, for_vectors
+from pretrain_assets.forensics.vectors import encode
+from pretrain_assets.loader.exposure import exposures
+from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.predicate import check_predicate
-from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.versions import latest_record, open_pin
+from pretrain_assets.table.storage import Location
+from pretrain_assets.table.versions import open_pin
 
-if TYPE_CHECKING:
-    import lance
-
-PREVIEW_CHARS = 160
-COLUMNS = ("id", "doc_id", "source", "text", "is_dup")
+MODES = ("text", "vector", "hybrid")
+MOST_HITS = 10_000
+"""More are no answer to read; SQL over the table gives all of them."""
+CANDIDATES = 50
+"""Of each ranking that is fused, or ranked again by a model."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,80 +47,202 @@ class Hit:
     source: str
     """Where the document comes from."""
     score: float
-    """BM25 score; higher is nearer."""
+    """What hits are ordered by, higher is nearer: the last of `scores`; 0 for plain SQL, which keeps table order."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """By kind, as far as it was found by it: `bm25`, `cosine`, then `rrf` of those two, then `reranker`."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Place in each of those rankings, from 1."""
     preview: str
-    """Beginning of the text, white space folded."""
-    seen: SeenBy | None
+    """The text around the words found, or its beginning; white space folded."""
+    matches: tuple[tuple[int, int], ...] = ()
+    """Where words that were asked for stand in the preview: start and stop of each."""
+    seen: SeenBy | None = None
     """What the checkpoint saw of it; None when no checkpoint was asked about."""
+    next_step: int | None = None
+    """First step after the checkpoint at which its run, as scheduled, trains on it; None: never, or not asked."""
 
 
-def search(location: Location, query: str, *, pin: Pin, limit: int = 5, where: str | None = None) -> list[Hit]:
-    """Rank the rows of a pinned version by BM25.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An answer."""
+
+    pin: Pin
+    """The version whose rows were searched."""
+    mode: str
+    """`text`, `vector`, `hybrid` or `sql`."""
+    hits: list[Hit]
+    """The nearest first."""
+    searched: dict[str, int]
+    """Version whose index or vectors were asked, by ranking."""
+    missing: int = 0
+    """Rows of the pinned version that were deleted before the version searched, so that no search finds them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON values, its notes included."""
+        return {"pin": str(self.pin), **{k: v for k, v in asdict(self).items() if k != "pin"}, "notes": self.notes}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know of the answer, in sentences."""
+        if not self.missing:
+            return []
+        rows, version = f"{counted(self.missing, 'row')} of version {self.pin.version}", max(self.searched.values())
+        return [f"{rows} cannot be searched: deleted since, before version {version}, which is what is indexed."]
+
+
+def search(
+    location: Location,
+    query: str,
+    *,
+    pin: Pin,
+    limit: int = 5,
+    where: str | None = None,
+    mode: str = "text",
+    **how: Any,
+) -> list[Hit]:
+    """The hits of `find`, which also says what it asked; what a reader has to know is logged.
+
+    Raises:
+        ConfigError, FilterError, TableError, ModelError: as `find`.
+    """
+    found = find(location, query, pin=pin, limit=limit, where=where, mode=mode, **how)
+    for note in found.notes:
+        _log.warning("%s", note)
+    return found.hits
+
+
+def search_seen(location: Location, query: str, *, checkpoint: Checkpoint, **how: Any) -> list[Hit]:
+    """Search the rows that a checkpoint was pinned to, with what it saw of each hit; `how` is as for `find`.
+
+    Raises:
+        ConfigError, FilterError, TableError, ModelError: as `find`.
+    """
+    return with_exposures(location, search(location, query, pin=checkpoint.pin, **how), checkpoint)
+
+
+def find(
+    location: Location,
+    query: str,
+    *,
+    pin: Pin,
+    limit: int = 5,
+    where: str | None = None,
+    mode: str = "text",
+    like: int | None = None,
+    model: str | None = None,
+    rerank: str | None = None,
+) -> Found:
+    """Search the rows of a pinned version.
 
     Args:
         location: The table.
-        query: Words; stemmed, stop words ignored.
+        query: Words, stemmed, and phrases in double quotes, which must occur. Empty with `where`: rows in table order;
+            empty with `like`: by that vector alone.
         pin: Version whose rows are searched.
-        limit: Number of hits.
-        where: SQL predicate that hits must satisfy.
+        limit: Number of hits, 1 to 10,000.
+        where: SQL predicate that hits must satisfy, over columns and named filters, as the pinned version has them.
+        mode: `text` (BM25), `vector` (cosine with the query's vector), or `hybrid`: both, by reciprocal rank fusion.
+        like: Compare vectors with this document's instead of the query's; it is no hit itself.
+        model: Folder or hub name of the model that made the vectors, where its name alone does not find it.
+        rerank: Folder or hub name of a cross-encoder that orders the best 50 anew.
 
     Raises:
-        TableError: there is no index yet, or it is older than the pinned version.
-        FilterError: `where` is not a predicate of the table.
+        ConfigError: nothing to search for, a quote that is not closed, a limit or mode that is none.
+        FilterError: `where` is not a predicate of the pinned version.
+        TableError: there is no index yet, or it is older than the pinned version; no vectors; no document `like`.
+        ModelError: the model is not found, or is another one than made the vectors.
     """
-    dataset, upto = _indexed(location, pin)
-    if where is not None:
-        check_predicate(dataset, where, setting="where")
-    within = f"_row_created_at_version <= {upto}" + (f" AND ({where})" if where else "")
-    if not query.strip():
-        raise ConfigError("The query is empty: give one or more words")
-    scanner = dataset.scanner(
-        columns=[*COLUMNS, "_score"], full_text_query=query, limit=limit, filter=within, prefilter=True
+    if not 1 <= limit <= MOST_HITS:
+        raise ConfigError(f"limit={limit}: give a number from 1 to {MOST_HITS:,}; SQL over the table gives more rows.")
+    if mode not in MODES:
+        raise ConfigError(f"mode={mode!r}: use one of {', '.join(MODES)}.")
+    where = _predicate(location, pin, where)
+    words = parse(query) if query.strip() and mode != "vector" else None
+    if words is None and like is None and (mode == "text" or not query.strip()):
+        if where is None:
+            raise ConfigError("The query is empty: give one or more words, or only a predicate with --where.")
+        rows = open_pin(location, pin).scanner(columns=["id"], filter=where, limit=limit).to_table()
+        return _found(location, pin, "sql", {"": [(one, 0.0) for one in rows["id"].to_pylist()]}, limit, None, {})
+    rankings: dict[str, Ranking] = {}
+    asked: dict[str, Searchable] = {}
+    fused = words is not None and (mode == "hybrid" or like is not None)
+    number = max(limit, CANDIDATES) if fused or rerank else limit
+    if words is not None:
+        asked["bm25"] = for_text(location, pin, phrases=bool(words.phrases))
+        rankings["bm25"] = by_text(asked["bm25"], words, number, where)
+    if mode != "text" or like is not None:
+        asked["cosine"], column = for_vectors(location, pin)
+        vector = encode(column, [query], model=model) if like is None else vector_of(asked["cosine"], column, like)
+        rankings["cosine"] = by_vector(asked["cosine"], column, vector, number, where, but=like)
+    if fused:
+        rankings["rrf"] = fuse({name: [one for one, _ in ranking] for name, ranking in rankings.items()})[:number]
+    if rerank is not None:
+        rankings["reranker"] = by_model(location, pin, rerank, query, [one for one, _ in _last(rankings)])
+    kind = "hybrid" if fused else "text" if words is not None else "vector"
+    return _found(location, pin, kind, rankings, limit, words, asked)
+
+
+def with_exposures(location: Location, hits: list[Hit], checkpoint: Checkpoint) -> list[Hit]:
+    """The hits with what a checkpoint saw of each, and the step at which its run, as scheduled, comes to it next."""
+    if not hits:
+        return []
+    pin, recipe, step, ids = checkpoint.pin, checkpoint.recipe, checkpoint.step, [hit.id for hit in hits]
+    seen = seen_by(location, pin=pin, recipe=recipe, step=step, ids=ids)
+    schedule = schedule_of(location, pin, recipe)
+    total = schedule.total_steps(max_steps=recipe.train.max_steps, epochs=recipe.train.epochs)
+    spans = exposures(schedule, ids, last_step=total) if total > step else {}
+    later = {one: min((s.step for s in mine or () if s.step > step), default=None) for one, mine in spans.items()}
+    return [replace(hit, seen=seen[hit.id], next_step=later.get(hit.id)) for hit in hits]
+
+
+def _predicate(location: Location, pin: Pin, where: str | None) -> str | None:
+    """A predicate in plain SQL, checked at the pinned version."""
+    dataset = open_pin(location, pin)
+    if where is None:
+        return None
+    plain = expand(where, dataset.schema.names, setting="where")
+    check_predicate(dataset, plain, setting="where", written=where)
+    return plain
+
+
+def _last(rankings: dict[str, Ranking]) -> Ranking:
+    return list(rankings.values())[-1]
+
+
+def _found(
+    location: Location,
+    pin: Pin,
+    mode: str,
+    rankings: dict[str, Ranking],
+    limit: int,
+    words: TextQuery | None,
+    asked: dict[str, Searchable],
+) -> Found:
+    """The first of the last ranking, with their texts and their places in each."""
+    first = [one for one, _ in _last(rankings)[:limit]]
+    rows = rows_by_id(location, pin, first, ["doc_id", "source", "text"])
+    scores = {name: dict(ranking) for name, ranking in rankings.items() if name}
+    ranks = {name: {one: rank for rank, one in enumerate(found, 1)} for name, found in scores.items()}
+    hits = []
+    for one in first:
+        mine = {name: found[one] for name, found in scores.items() if one in found}
+        shown = preview(rows[one]["text"], words)
+        hits.append(
+            Hit(
+                id=one,
+                doc_id=rows[one]["doc_id"],
+                source=rows[one]["source"],
+                score=list(mine.values())[-1] if mine else 0.0,
+                scores=mine,
+                ranks={name: ranks[name][one] for name in mine},
+                preview=shown.text,
+                matches=shown.matches,
+            )
+        )
+    return Found(
+        pin=pin,
+        mode=mode,
+        hits=hits,
+        searched={name: one.dataset.version for name, one in asked.items()},
+        missing=max((one.missing for one in asked.values()), default=0),
     )
-    try:
-        found = scanner.to_table()
-    except (ValueError, OSError) as error:
-        if "position" not in str(error):
-            raise
-        raise TableError(
-            f"{query!r} asks for a phrase, which needs word positions: build them once with `pretrain index "
-            "--with-position`, or search for the words without quotes."
-        ) from error
-    return [
-        Hit(
-            id=row["id"],
-            doc_id=row["doc_id"],
-            source=row["source"],
-            score=row["_score"],
-            preview=" ".join(row["text"].split())[:PREVIEW_CHARS],
-            seen=None,
-        )
-        for row in found.to_pylist()
-    ]
-
-
-def search_seen(
-    location: Location, query: str, *, checkpoint: Checkpoint, limit: int = 5, where: str | None = None
-) -> list[Hit]:
-    """Search the rows that a checkpoint was pinned to, and say what it saw of each hit.
-
-    Raises:
-        TableError: as `search`.
-    """
-    hits = search(location, query, pin=checkpoint.pin, limit=limit, where=where)
-    ids = [hit.id for hit in hits]
-    seen = seen_by(location, pin=checkpoint.pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=ids)
-    return [replace(hit, seen=seen[hit.id]) for hit in hits]
-
-
-def _indexed(location: Location, pin: Pin) -> tuple[lance.LanceDataset, int]:
-    """The table at the newest indexed version, and the pinned version as upper bound of row creation."""
-    open_pin(location, pin)
-    record = latest_record(open_dataset(location), "indexed")
-    if record is None or record.version < pin.version:
-        have = "there is no full-text index" if record is None else f"the newest index is {record.tag}"
-        raise TableError(
-            f"To search version {pin.version} of {location.uri} an index of that version or later is needed; {have}. "
-            "Run `pretrain index`, or materialize forensics/index."
-        )
-    return open_dataset(location, record.version), pin.version

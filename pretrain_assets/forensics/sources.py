@@ -12,8 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.exposure import SeenBy, schedule_of
+from pretrain_assets.forensics.exposure import SeenBy
 from pretrain_assets.forensics.passage import passage_of
+from pretrain_assets.forensics.trainings import Trainings
 from pretrain_assets.forensics.verbatim import (
     Int32s,
     Reading,
@@ -25,7 +26,6 @@ from pretrain_assets.forensics.verbatim import (
     runs_in,
     token_batches,
 )
-from pretrain_assets.loader.exposure import exposures
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pretrain_assets.tokenize import Tokenizer
 
 LOOKED_AT = 200
-"""Documents whose tokens are read again to rank them: those with the rarest runs, and the first ones of each run."""
+"""Documents whose tokens are read again to rank them: those with the rarest runs, beside the rows of what is shown."""
 PREVIEW_CHARS = 160
 
 
@@ -62,6 +62,8 @@ class Match:
     """Places of the document that it stands at."""
     times_seen: int
     """How often the checkpoint was trained on all of its tokens there: over all draws, and all these places."""
+    first_step: int | None
+    """At which step first; None if never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Source:
     """Tokens of the document."""
     covered_tokens: int
     """Tokens of the text that stand in it, in runs of at least `min_tokens`."""
+    covered_seen_tokens: int
+    """As many, in the part of it that the checkpoint was trained on."""
     bits: float
     """-log2 of the unigram probability of those: what documents are ranked by."""
     matches: tuple[Match, ...]
@@ -94,41 +98,32 @@ class Source:
     """What a gradient step on it does to the loss on the text; None where it was not asked."""
 
 
-def rank(
-    location: Location,
-    checkpoint: Checkpoint,
-    one: Reading,
-    *,
-    runs: Sequence[Run],
-    seen: Mapping[int, SeenBy],
-    scores: Mapping[int, float],
-) -> list[int]:
-    """Documents, the likeliest source first: by what is rarest of the text in each, then seen before not seen.
+def look(
+    location: Location, checkpoint: Checkpoint, one: Reading, shown: Iterable[Run], trained: Trainings
+) -> tuple[dict[int, float], dict[Run, list[int]]]:
+    """The bits of the text in each of the likeliest sources, and the steps at which each of some runs was trained on.
 
     Args:
         location: The table.
         checkpoint: Whose version is read.
         one: What was read.
-        runs: The runs that are shown: some rows of each are looked at, whatever else there is.
-        seen: What the checkpoint saw of documents.
-        scores: Candidates by words and vectors, with what orders them where nothing stands in them word for word.
+        shown: Runs; all the rows that are known of each are looked at, beside `LOOKED_AT` others.
+        trained: What the checkpoint saw of the rows.
     """
-    bits = one.bits
-    weights: dict[int, float] = {}
+    bits, weights = one.bits, dict[int, float]()
     for run, rows in one.runs.items():
         for i in rows.ids:
             weights[i] = weights.get(i, 0.0) + float(bits[run.start : run.stop].sum())
+    steps: dict[Run, list[int]] = {run: [] for run in shown}
     looked = {*islice(sorted(weights, key=lambda i: (-weights[i], i)), LOOKED_AT)}
-    for run in runs:
-        looked |= {*islice(sorted(rows_with(one, run).ids, key=lambda i: not _times(seen, i)), 2)}
+    looked.update(i for run in steps for i in rows_with(one, run).ids)
     shared = {}
     for i, tokens in documents_of(location, checkpoint, looked):
-        inside = covered(one, runs_in(one, tokens))
-        shared[i] = round(float(bits[inside].sum()), 6)
-    return sorted(
-        {*shared, *scores},
-        key=lambda i: (-shared.get(i, 0.0), -_times(seen, i), -scores.get(i, 0.0), i),
-    )
+        shared[i] = round(float(bits[covered(one, runs_in(one, tokens))].sum()), 6)
+        for run, at in steps.items():
+            for place in places_of(tokens, one.passage.ids[run.start : run.stop]):
+                at += trained.steps(i, place + run.tokens)
+    return shared, steps
 
 
 def sources_of(
@@ -138,46 +133,44 @@ def sources_of(
     ids: Sequence[int],
     *,
     codec: Tokenizer,
-    seen: Mapping[int, SeenBy],
+    trained: Trainings,
     bm25: Mapping[int, float],
     cosine: Mapping[int, float],
 ) -> tuple[Source, ...]:
-    """What stands where in each of some documents, in the order given; `seen` has every one of them."""
-    dataset = open_pin(location, checkpoint.pin)
-    column = checkpoint.recipe.data.token_column
-    text_column = making_parameters(dataset.schema.field(column)).get("text_column", "text")
+    """What stands where in each of some documents, in the order given."""
+    field = open_pin(location, checkpoint.pin).schema.field(checkpoint.recipe.data.token_column)
+    text_column = making_parameters(field).get("text_column", "text")
     rows = rows_by_id(location, checkpoint.pin, ids, ["doc_id", "source", text_column])
     found = {}
     for i, tokens in documents_of(location, checkpoint, ids):
         text = rows[i].get(text_column)
-        runs = runs_in(one, tokens)
+        inside = covered(one, runs_in(one, tokens))
         found[i] = Source(
             id=i,
             doc_id=rows[i].get("doc_id"),
             source=rows[i].get("source"),
             preview=None if text is None else " ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS],
             num_tokens=len(tokens),
-            covered_tokens=int(covered(one, runs).sum()),
-            bits=float(one.bits[covered(one, runs)].sum()),
-            matches=_matches(
-                one, runs, text or "", tokens, codec, _trained(location, checkpoint, i, seen[i], len(tokens))
-            ),
+            covered_tokens=int(inside.sum()),
+            covered_seen_tokens=int(covered(one, runs_in(one, tokens[: trained.reached(i)])).sum()),
+            bits=float(one.bits[inside].sum()),
+            matches=_matches(one, i, tokens, text or "", codec, trained),
             bm25=bm25.get(i),
             cosine=cosine.get(i),
-            seen=seen[i],
+            seen=trained.seen[i],
         )
     return tuple(found[i] for i in ids if i in found)
 
 
 def _matches(
-    one: Reading, runs: Sequence[Run], text: str, tokens: Int32s, codec: Tokenizer, trained: Sequence[int]
+    one: Reading, i: int, tokens: Int32s, text: str, codec: Tokenizer, trained: Trainings
 ) -> tuple[Match, ...]:
-    """The runs as they are shown; `trained` has the tokens trained on in each draw of the document."""
     document = passage_of(codec, text, tokens)
     matches = []
-    for run in resolved(one, runs):
+    for run in resolved(one, runs_in(one, tokens)):
         ids = one.passage.ids[run.start : run.stop]
         places = places_of(tokens, ids)
+        steps = [step for place in places for step in trained.steps(i, place + run.tokens)]
         matches.append(
             Match(
                 start=run.start,
@@ -188,28 +181,11 @@ def _matches(
                 document_start=places[0],
                 document_characters=document.span(places[0], run.tokens),
                 occurrences=len(places),
-                times_seen=sum(place + run.tokens <= most for most in trained for place in places),
+                times_seen=len(steps),
+                first_step=min(steps, default=None),
             )
         )
     return tuple(matches)
-
-
-def _trained(location: Location, checkpoint: Checkpoint, i: int, seen: SeenBy, num_tokens: int) -> list[int]:
-    """Tokens trained on in each draw of a document: all of them and its end-of-text, or the first ones of a last."""
-    if seen.tokens == seen.times * (num_tokens + 1):
-        return [num_tokens] * seen.times
-    schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
-    parts = exposures(schedule, [i], last_step=checkpoint.step)[i] or []
-    draws: list[int] = []
-    for part in sorted(parts, key=lambda part: (part.epoch, part.split, part.block, part.offset)):  # a draw in a row
-        if part.doc_start == 0:
-            draws.append(0)
-        draws[-1] = part.doc_start + part.tokens
-    return draws
-
-
-def _times(seen: Mapping[int, SeenBy], i: int) -> int:
-    return seen[i].times if i in seen else 0
 
 
 def documents_of(location: Location, checkpoint: Checkpoint, ids: Collection[int]) -> Iterable[tuple[int, Int32s]]:

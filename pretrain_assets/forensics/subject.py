@@ -105,15 +105,13 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
     """
     at_step = bool(which) and f"/{CHECKPOINTS_NAME}/" in str(which)
     run_dir = find_checkpoint(which, runs_uri, digests=False).run_dir if at_step else find_run(which, runs_uri)
-    run_json = join(run_dir, RUN_NAME)
-    spec = read_spec(run_json) if read_file(run_json) is not None else None
     step = None if at_step else newest(run_dir, digests=False)
     if at_step or step is not None:
         wanted = which if step is None else checkpoint_uri(run_dir, step)
         found = find_checkpoint(wanted, runs_uri, digests=False)
         uri, step, pin, recipe = found.uri, found.step, found.pin, found.recipe
         tokenizer = from_dict(TokenizerIdentity, found.passport["tokenizer"])
-    elif spec:
+    elif spec := _spec(run_dir):
         uri, pin, recipe, tokenizer = run_dir, Pin.parse(spec.pin), spec.recipe, spec.tokenizer
         step = max((record["step"] for record in read_metrics(run_dir)), default=0)
     else:
@@ -132,13 +130,14 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
         pin=pin,
         recipe=recipe,
         tokenizer=tokenizer,
-        location=_table(spec, pin, location),
+        location=table_of(run_dir, pin, location),
         ranks=ranks,
     )
 
 
-def _table(spec: RunSpec | None, pin: Pin, given: Location) -> Location:
+def table_of(run_dir: str, pin: Pin, given: Location) -> Location:
     """The table that a run names; the one given where the run names none, or it is no longer there."""
+    spec = _spec(run_dir)
     if spec is None:
         return given
     own = Location(database_uri=spec.database_uri, table_name=spec.table_name)
@@ -151,3 +150,8 @@ def _table(spec: RunSpec | None, pin: Pin, given: Location) -> Location:
             return own  # whose fault is the one to mend
         return given
     return own
+
+
+def _spec(run_dir: str) -> RunSpec | None:
+    run_json = join(run_dir, RUN_NAME)
+    return read_spec(run_json) if read_file(run_json) is not None else None

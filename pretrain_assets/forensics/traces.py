@@ -6,6 +6,7 @@ also by phrases and runs of tokens that no other row has. What is searched for i
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.curate.normalise import HASH_BYTES, content_hashes
-from pretrain_assets.forensics.documents import Documents, Int64Array
+from pretrain_assets.forensics.copies import Int64Array
+from pretrain_assets.forensics.documents import Documents
 from pretrain_assets.table.predicate import in_list
 
 if TYPE_CHECKING:
@@ -58,10 +60,9 @@ class Traces:
 
     @property
     def needles(self) -> tuple[bytes, ...]:
-        """Everything that can be found in plain bytes: phrases, also as JSON writes them, and runs of tokens."""
-        written = (text.encode() for text in self.phrases)
-        escaped = (json.dumps(text)[1:-1].encode() for text in self.phrases)
-        return tuple(dict.fromkeys([*written, *escaped, *self.runs]))
+        """Everything that can be found in plain bytes: phrases, also as JSON and HTML write them, and runs of tokens."""
+        written = [way for text in self.phrases for way in (text, json.dumps(text)[1:-1], html.escape(text))]
+        return tuple(dict.fromkeys([*(way.encode() for way in written), *self.runs]))
 
     def in_batch(self, batch: pa.RecordBatch) -> set[str]:
         """How a batch of any columns shows one of the documents; empty where it does not."""
@@ -201,21 +202,21 @@ def _bytes(column: pa.Array) -> tuple[memoryview, list[int]]:
 def _is_tokens(kind: Any) -> bool:
     import pyarrow as pa
 
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
+    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type))
 
 
 def _is_value(kind: Any) -> bool:
     """Whether a column's values, tokens or vectors, identify a document."""
     import pyarrow as pa
 
-    return _is_tokens(kind) or (pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))
+    return _is_tokens(kind) or bool(pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))
 
 
 def _has_digests(kind: Any) -> bool:
     import pyarrow as pa
 
     hashed = pa.types.is_fixed_size_binary(kind) and kind.byte_width == HASH_BYTES
-    return _is_value(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or hashed
+    return bool(_is_value(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or hashed)
 
 
 def _any_in(column: Any, wanted: Any) -> bool:
@@ -233,7 +234,7 @@ def holds(column: pa.Array, needle: str | bytes) -> bool:
 
     kind = column.type
     if isinstance(needle, str):
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        is_text = bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
         return is_text and bool(pc.any(pc.match_substring(column, needle)).as_py())
     if not _is_tokens(kind):
         return False

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import EmbedConfig
 from pretrain_assets.curate import embedding
-from pretrain_assets.curate.document_models import find_model
+from pretrain_assets.curate.document_models import DocumentModel, find_model
 from pretrain_assets.errors import ModelError, TableError
-from pretrain_assets.table.filler.spec import Worker
+from pretrain_assets.table.filler.spec import BatchFunction, Worker
 from pretrain_assets.table.schema import making_parameters
 
 if TYPE_CHECKING:
@@ -129,9 +130,14 @@ def encode(column: VectorColumn, texts: Sequence[str], *, model: str | None = No
     config = EmbedConfig(
         model=found.folder, library=made["library"], max_tokens=made["max_tokens"], precision=made["precision"]
     )
-    make = embedding.vectors(found, config, column.dims, Worker(num_threads=1, device="cpu"))
-    array = make(pa.record_batch([pa.array(texts, pa.string())], ["text"]))[0]
+    array = _encoder(found, config, column.dims)(pa.record_batch([pa.array(texts, pa.string())], ["text"]))[0]
     return np.asarray(array.flatten(), np.float32).reshape(-1, column.dims)
+
+
+@lru_cache(maxsize=2)
+def _encoder(model: DocumentModel, config: EmbedConfig, dims: int) -> BatchFunction:
+    """What makes vectors by a model; loading it takes longer than any query."""
+    return embedding.vectors(model, config, dims, Worker(num_threads=1, device="cpu"))
 
 
 def nearest(

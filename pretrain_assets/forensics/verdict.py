@@ -24,7 +24,7 @@ def verdict(found: Attribution) -> str:
 
 def _seen(found: Attribution) -> str:
     total, runs = len(found.ids), f"runs of {found.min_tokens} tokens or more"
-    best = next((source for source in found.sources if source.matches and source.seen.times), None)
+    best = next((source for source in found.sources if source.covered_seen_tokens), None)
     if total < found.min_tokens:
         return (
             f"Too short: the text has {counted(total, 'token')}, and only {runs} count; --min-tokens {total} looks for "
@@ -35,27 +35,24 @@ def _seen(found: Attribution) -> str:
             f"No verbatim source: nothing in the rows that the model has seen by step {found.step:,} has {runs} in "
             f"common with the text's {total:,} tokens (white space not counted).{_nearest(found)}"
         )
-    share = best.covered_tokens / total
+    share = best.covered_seen_tokens / total
     head = "Verbatim" if share == 1 else "Mostly verbatim" if share >= MOSTLY else "Verbatim in parts"
     parts = [
-        f"{head}: {best.covered_tokens:,} of {total:,} tokens ({share:.0%}, in {runs}; mostly is {MOSTLY:.0%} and more) "
-        f"stand word for word in {_named(best)}, {best.seen.describe()}."
+        f"{head}: {best.covered_seen_tokens:,} of {total:,} tokens ({share:.0%} in {runs}; {MOSTLY:.0%} would be "
+        f"mostly) stand word for word in {_named(best)}, {best.seen.describe()}."
     ]
-    run = best.matches[0]
-    if run.times_seen != best.seen.times:
-        parts.append(
-            f"Its rarest run there has {counted(run.tokens, 'token')}, stands at {counted(run.occurrences, 'place')} "
-            f"of it and was trained on {counted(run.times_seen, 'time')}."
+    if found.spans:
+        span = found.spans[0]
+        rows = f"{span.rows:,} rows" + (
+            "" if span.rows == len(span.ids) else f", of which {len(span.ids):,} are counted"
         )
-    span = next((span for span in found.spans if span.start <= run.start < span.start + span.tokens), None)
-    if span and span.rows > 1:
-        whole = "" if span.rows == len(span.ids) else f" of the first {len(span.ids):,}"
         parts.append(
-            f"{counted(span.tokens, 'token')} of it stand in {span.rows:,} rows:{whole} {span.rows_seen:,} were seen, "
-            f"{counted(span.times_seen, 'time')} in all, first at step {span.first_step:,}."
+            f"The rarest run, {counted(span.tokens, 'token')} from token {span.start:,} on, stands in "
+            f"{'1 row' if span.rows == 1 else rows}; the model was trained on it "
+            f"{counted(span.times_seen, 'time')}, first at step {span.first_step:,}."
         )
-    if found.covered_tokens > best.covered_tokens:
-        parts.append(f"All rows that it has seen hold {found.covered_tokens:,} of the {total:,} tokens.")
+    if found.covered_tokens > best.covered_seen_tokens:
+        parts.append(f"All that it was trained on holds {found.covered_tokens:,} of the {total:,} tokens.")
     return " ".join(parts)
 
 
@@ -69,11 +66,11 @@ def _nearest(found: Attribution) -> str:
 def _unseen(found: Attribution) -> list[str]:
     if not found.covered_unseen_tokens:
         return []
-    source = next((source for source in found.sources if source.matches and not source.seen.times), None)
-    where = f", such as {_named(source)} ({source.seen.reason})" if source else ""
+    source = next((one for one in found.sources if one.covered_tokens > one.covered_seen_tokens), None)
+    where = f", such as {_named(source)} ({source.seen.describe()})" if source else ""
     return [
         f"{'Further' if found.covered_tokens else 'But'} {counted(found.covered_unseen_tokens, 'token')} stand word "
-        f"for word only in rows that it has not seen{where}: they cannot come from there."
+        f"for word only where it was not trained on{where}: they cannot come from there."
     ]
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain_assets.config import Recipe, from_dict
-from pretrain_assets.errors import PretrainError
 from pretrain_assets.forensics.documents import Documents
 from pretrain_assets.forensics.exposure import SeenBy, schedule_of, seen_by
 from pretrain_assets.forensics.pins import run_files
@@ -61,6 +60,8 @@ class Witness:
     """Name of its recipe."""
     pin: str
     """Version it trains on."""
+    replay_of: str
+    """For a replay, the run that it repeats and the step that it began after; empty for others."""
     goes_on: bool
     """A job trains it now, on this machine."""
     step: int
@@ -129,36 +130,33 @@ def find_witnesses(location: Location, runs_uri: str, documents: Documents) -> W
     runs, inputs, unreadable = [], dict[str, str](), []
     for run, names in sorted(files.items()):
         try:
-            found, read = _recipe_and_pin(runs_uri, names)
-            if found is None or Pin.parse(found[1]).table_id != documents.newest.table_id:
-                continue
-            runs.append(_witness(location, runs_uri, run, *found, documents))
-            inputs |= read
-        except (PretrainError, ValueError, KeyError, TypeError, AttributeError) as error:
+            told, read = _told(runs_uri, names)
+            if told and Pin.parse(told["pin"]).table_id == documents.newest.table_id:
+                runs.append(_witness(location, runs_uri, run, told, documents))
+                inputs |= read
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             unreadable.append(f"{run}: {error}")
     return Witnesses(runs=tuple(runs), inputs=inputs, unreadable=tuple(unreadable))
 
 
-def _recipe_and_pin(runs_uri: str, names: Iterable[str]) -> tuple[tuple[Recipe, str] | None, dict[str, str]]:
-    """Recipe and pin of a run, by its run.json or else its newest passport, and digests of all that was read."""
-    found, read = None, {}
+def _told(runs_uri: str, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a run says of itself, in its run.json or else its newest passport, and digests of all that was read."""
+    told, read = dict[str, Any](), dict[str, str]()
     for name in sorted(names):  # run.json comes after checkpoints/, and the newest passport after older ones
         data = read_file(join(runs_uri, name))
         if data is not None:
-            values = json.loads(data)
+            told = json.loads(data)
             read[name] = hashlib.sha256(data).hexdigest()
-            found = from_dict(Recipe, values["recipe"]), str(values["pin"])
-    return found, read
+    return told, read
 
 
-def _witness(
-    location: Location, runs_uri: str, run: str, recipe: Recipe, pin_text: str, documents: Documents
-) -> Witness:
-    run_dir = join(runs_uri, run)
+def _witness(location: Location, runs_uri: str, run: str, told: dict[str, Any], documents: Documents) -> Witness:
+    run_dir, recipe, pin = join(runs_uri, run), from_dict(Recipe, told["recipe"]), Pin.parse(told["pin"])
+    original = told.get("replay") or {}
     records, result = read_metrics(run_dir), read_result(run_dir) or {}
     steps = _complete(run_dir)
     done = max([0, *(r["step"] for r in records), *steps, *([result["step"]] if "step" in result else [])])
-    found = _exposed(location, Pin.parse(pin_text), recipe, done, documents)
+    found = _exposed(location, pin, recipe, done, documents)
     first_step = int(found.totals.first[found.totals.first > 0].min()) if found.totals.times.any() else None
     dirty_from = 1 if found.unknown else first_step  # where it cannot be known, no checkpoint counts as clean
     clean = max((step for step in steps if dirty_from is None or step < dirty_from), default=0)
@@ -172,7 +170,8 @@ def _witness(
     return Witness(
         run=run,
         recipe=recipe.name,
-        pin=pin_text,
+        pin=str(pin),
+        replay_of=f"{original['run_dir'].rpartition('/')[2]} from step {original['start_step']}" if original else "",
         goes_on=is_held(run_dir),
         step=done,
         total_steps=next((r["total_steps"] for r in reversed(records) if "total_steps" in r), None),
@@ -222,8 +221,8 @@ def _exposed(location: Location, pin: Pin, recipe: Recipe, done: int, documents:
             seen=seen_by(location, pin=pin, recipe=recipe, step=done, ids=[row.id for row in documents.rows]),
             trained=lambda step: sum(ledger["tokens_trained"] for ledger in schedule.ledgers(step).values()),
         )
-    except PretrainError as error:
-        return _Exposed(totals=nothing, seen={}, trained=upper_bound, unknown=str(error))
+    except (ValueError, OSError) as error:  # PretrainError, or the engine's own, of a version without such columns
+        return _Exposed(totals=nothing, seen={}, trained=upper_bound, unknown=str(error).splitlines()[0][:300])
 
 
 def _complete(run_dir: str) -> list[int]:

@@ -126,6 +126,17 @@ def remove_unused(folder: Path) -> None:
                     path.unlink()
 
 
+def discard(entry: Path) -> bool:
+    """Remove an entry that must not stay; False where a process makes it or has it open."""
+    lock_path = entry.with_name(entry.name + _LOCK)
+    with _locked(lock_path, wait=False) as lock:
+        if lock is None or _is_kept(entry):
+            return False
+        shutil.rmtree(entry, ignore_errors=True)
+        lock_path.unlink()
+        return not entry.exists()
+
+
 def read_manifest(entry: Path, key: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest of an entry.
 

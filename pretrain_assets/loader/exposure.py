@@ -111,14 +111,6 @@ def totals(schedule: Schedule, ids: npt.NDArray[np.int64], *, last_step: int) ->
     return found
 
 
-def first_steps(
-    schedule: Schedule, ids: npt.NDArray[np.int64], *, last_step: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """`totals` without the last steps and tokens."""
-    found = totals(schedule, ids, last_step=last_step)
-    return found.first, found.times
-
-
 def documents(schedule: Schedule, step: int) -> list[Exposure]:
     """Every exposure of one step, in block order."""
     epoch, start = schedule.locate(step)

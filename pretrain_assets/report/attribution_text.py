@@ -44,8 +44,11 @@ def marked(found: Attribution) -> str:
 
 
 def _legend(found: Attribution) -> str:
-    unseen = ", {{only in rows that it has not seen}}" if found.unseen_spans else ""
-    return f"the text; «word for word in rows that the model has seen»{unseen}:"
+    marks = [
+        *(["«word for word in what the model was trained on»"] if found.spans else []),
+        *(["{word for word only where it was not}"] if found.unseen_spans else []),
+    ]
+    return f"the text{'; ' if marks else ''}{', '.join(marks)}:"
 
 
 def _source(place: int, source: Source, num_tokens: int) -> str:

@@ -115,7 +115,7 @@ def _why(one: Witness) -> str:
 
 def _witness(one: Witness, receipt: Receipt) -> Iterator[str]:
     total = f" of {one.total_steps:,}" if one.total_steps else ""
-    state = ", in progress" if one.goes_on else ""
+    state = f"{', in progress' if one.goes_on else ''}{f', a replay of {one.replay_of}' if one.replay_of else ''}"
     yield f"run {one.run}: recipe {one.recipe}, step {one.step:,}{total}{state}, trained on {one.pin}"
     if one.unknown:
         yield f"  what it saw is not known: {one.unknown}"

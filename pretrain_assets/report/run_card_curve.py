@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -109,8 +110,10 @@ def _axes(frame: Frame, card: RunCard, height: int) -> Markup:
     """Steps below, tokens above."""
     last, tokens_per_step = max(card.step, 1), card.recipe.train.global_batch_tokens
     steps = [mark for mark in ticks(0, last, 8 if frame.width > 600 else 4) if mark <= last and mark == int(mark)]
-    parts = [_text(frame.x(mark), height - 8, f"{mark:,.0f}", "soft middle") for mark in steps if mark < 0.94 * last]
-    parts.append(_text(frame.width - RIGHT, height - 8, f"step {card.step:,}", "soft end"))
+    name = f"step {card.step:,}"
+    room = frame.width - RIGHT - 8 * len(name) - 24
+    parts = [_text(frame.x(at), height - 8, f"{at:,.0f}", "soft middle") for at in steps if frame.x(at) < room]
+    parts.append(_text(frame.width - RIGHT, height - 8, name, "soft end"))
     tokens = [mark for mark in ticks(0, last * tokens_per_step, 6 if frame.width > 600 else 3)]
     for mark in tokens:
         step = mark / tokens_per_step
@@ -124,14 +127,14 @@ def _axes(frame: Frame, card: RunCard, height: int) -> Markup:
 def _events(frame: Frame, card: RunCard) -> list[Markup]:
     """Epochs, resumes, checkpoints and spikes."""
     history, parts = card.history, []
-    for number, step in enumerate(history.epochs, 1):
-        parts.append(_rule(frame, step, f"epoch {number} (from 0) begins", f"epoch {number}", "epoch"))
-    for (_, before), (step, ranks) in zip(history.ranks, history.ranks[1:], strict=False):
-        parts.append(
-            _rule(frame, step, f"resumed on {ranks} ranks, before {before}", f"{before} → {ranks} ranks", "stop")
-        )
-    for step in history.interruptions:
-        parts.append(_rule(frame, step, "stopped or resumed", "resumed", "stop"))
+    rules = [
+        (step, f"epoch {number} (from 0) begins", f"epoch {number}", "")
+        for number, step in enumerate(history.epochs, 1)
+    ]
+    for (_, before), (step, ranks) in pairwise(history.ranks):
+        rules.append((step, f"resumed on {ranks} ranks, before {before}", f"{before} → {ranks} ranks", "stop"))
+    rules += [(step, "stopped or resumed", "resumed", "stop") for step in history.interruptions]
+    parts += _rules(frame, sorted(rules))
     for step in card.checkpoints:
         x, y = frame.x(step), frame.floor
         name = "this checkpoint" if step == card.step else "checkpoint"
@@ -151,19 +154,28 @@ def _events(frame: Frame, card: RunCard) -> list[Markup]:
     return parts
 
 
-def _rule(frame: Frame, step: int, title: str, label: str, kind: str) -> Markup:
-    """A line across the losses, with its name at the top."""
-    x = frame.x(step)
-    at_end = x > frame.width * 0.8
-    return Markup("<g class='rule {}'><title>{}, step {:,}</title><path d='M{:.1f} {}V{:.1f}'/>{}</g>").format(
-        kind,
-        title,
-        step,
-        x,
-        TOP,
-        frame.floor,
-        _text(x - 4 if at_end else x + 4, TOP + 11, label, "soft end" if at_end else "soft"),
-    )
+def _rules(frame: Frame, rules: Sequence[tuple[int, str, str, str]]) -> list[Markup]:
+    """Lines across the losses, each with its name at the top, or below the name that would be in its way."""
+    found = []
+    taken: list[float] = []
+    for step, title, label, kind in rules:
+        x, width = frame.x(step), 7.0 * len(label)
+        at_end = x + width > frame.width - RIGHT
+        start = x - width if at_end else x
+        level = next((level for level, end in enumerate(taken) if end < start), len(taken))
+        taken[level : level + 1] = [start + width]
+        found.append(
+            Markup("<g class='rule {}'><title>{}, step {:,}</title><path d='M{:.1f} {}V{:.1f}'/>{}</g>").format(
+                kind,
+                title,
+                step,
+                x,
+                TOP,
+                frame.floor,
+                _text(x - 4 if at_end else x + 4, TOP + 12 + 14 * level, label, "soft end" if at_end else "soft"),
+            )
+        )
+    return found
 
 
 def _losses(frame: Frame, card: RunCard) -> Markup:
@@ -199,9 +211,14 @@ def _rates(frame: Frame, card: RunCard, height: int) -> Markup:
         area=area,
         line=_line(places),
         label=_text(LEFT + 6, base - RATE_HEIGHT - 3, "learning rate", "soft"),
-        peak=_text(LEFT - 7, base - RATE_HEIGHT + 4, f"{top:.2g}", "soft end"),
+        peak=_text(LEFT - 7, base - RATE_HEIGHT + 4, _rate(top), "soft end"),
         zero=_text(LEFT - 7, base + 4, "0", "soft end"),
     )
+
+
+def _rate(value: float) -> str:
+    """A learning rate in few characters: 0.005, 6e-4."""
+    return f"{value:.3g}" if value >= 1e-3 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 def _line(points: Sequence[tuple[float, float]]) -> str:

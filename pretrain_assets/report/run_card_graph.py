@@ -6,30 +6,37 @@ carries all of its text as a tooltip, so that what is cut can be read.
 
 from __future__ import annotations
 
+import textwrap
+
 from markupsafe import Markup, escape
 
 from pretrain_assets.forensics.run_card_lineage import DataLineage, Edge, Node
 from pretrain_assets.report.run_card_words import clean, marks_of, rows_of
 
-WIDTH, HEIGHT, GAP, ROW_GAP = 118, 82, 20, 30
-"""Of a node across the page, and between nodes, in pixels."""
+WIDTH, GAP, ROW_GAP = 118, 20, 30
+"""Width of a node across the page, and the room between nodes, in pixels."""
 TALL_WIDTH, TALL_HEIGHT, TALL_GAP, GUTTER = 300, 62, 20, 44
 """Of a node down the page; at the right there is room for lines that pass nodes by."""
-LINE, CHARACTERS = 15, 16
-"""Height of a line of text, and characters that fit a node across the page."""
-MARKS = 2
-"""Reasons that a node shows; the tooltip has all."""
+LINE, TITLE, CHARACTERS, MARKS = 15, 14, 17, 2
+"""Height of a line of text; across the page, characters of a title and of a line, and lines of what was left out."""
 
 Place = tuple[float, float]
 
 
 def graph_svg(lineage: DataLineage, *, tall: bool) -> Markup:
     """The graph; `tall` for narrow pages."""
-    places = _down(lineage) if tall else _across(lineage)
+    if tall:
+        height = TALL_HEIGHT
+        places = {node.key: (1.0, 1.0 + n * (height + TALL_GAP)) for n, node in enumerate(lineage.nodes)}
+        nodes = [_tall_node(node, *places[node.key]) for node in lineage.nodes]
+        edges = [_edge(edge, *_down(places[edge.start], places[edge.end])) for edge in lineage.edges]
+    else:
+        texts = {node.key: _lines(node) for node in lineage.nodes}
+        height = LINE * max(map(len, texts.values())) + 14
+        places = _places(lineage, height)
+        nodes = [_node(node, texts[node.key], *places[node.key], height) for node in lineage.nodes]
+        edges = [_edge(edge, *_across(places[edge.start], places[edge.end], height)) for edge in lineage.edges]
     width = TALL_WIDTH + GUTTER if tall else max(x for x, _ in places.values()) + WIDTH + 2
-    height = max(y for _, y in places.values()) + (TALL_HEIGHT if tall else HEIGHT) + 2
-    edges = [_edge(edge, places, tall=tall) for edge in lineage.edges]
-    nodes = [(_tall_node if tall else _node)(node, *places[node.key]) for node in lineage.nodes]
     label = " to ".join(dict.fromkeys(clean(node.title) for node in lineage.nodes))
     return Markup(
         "<svg class='graph {kind}' role='img' aria-label='{label}' viewBox='0 0 {width:.0f} {height:.0f}' "
@@ -38,50 +45,36 @@ def graph_svg(lineage: DataLineage, *, tall: bool) -> Markup:
         kind="tall" if tall else "wide",
         label=f"Data lineage: {label}",
         width=width,
-        height=height,
+        height=max(y for _, y in places.values()) + height + 2,
         edges=Markup("").join(edges),
         nodes=Markup("").join(nodes),
     )
 
 
-def _across(lineage: DataLineage) -> dict[str, Place]:
+def _places(lineage: DataLineage, height: int) -> dict[str, Place]:
     """Files at the left, the chain to the right, what stands beside it below; several ingests are a column."""
-    column = {"files": 0, "ingest": 1}
-    fill: dict[int, int] = {}
-    places: dict[str, Place] = {}
-    chain = [node for node in lineage.nodes if node.kind in ("stage", "checkpoint")]
-    at = {node.key: 2 + number for number, node in enumerate(chain)}
-    ingests = [node for node in lineage.nodes if node.kind == "ingest"]
-    level = {node.key: number for number, node in enumerate(reversed(ingests))}  # the newest stands beside the chain
-    level |= {e.start: level[e.end] for e in lineage.edges if e.start.startswith("files-")}
+    chain = [node.key for node in lineage.nodes if node.kind in ("stage", "checkpoint")]
+    ingests = [node.key for node in lineage.nodes if node.kind == "ingest"]
     reads = {edge.end: edge.start for edge in lineage.edges}
-    below = max(level.values(), default=0) + 1
+    cells = {key: (2 + number, 0) for number, key in enumerate(chain)}
+    cells |= {key: (1, number) for number, key in enumerate(reversed(ingests))}  # the newest begins the chain
+    cells |= {e.start: (0, cells[e.end][1]) for e in lineage.edges if e.start.startswith("files-")}
     for node in lineage.nodes:
-        if node.kind in column:
-            x, y = column[node.kind], level[node.key]
-        elif node.kind == "beside":
-            x = min(at.get(reads[node.key], 1) + 1, at["checkpoint"] - 1)
-            y = fill[x] = fill.get(x, (below if x < 2 else 1) - 1) + 1
-        else:
-            x, y = at[node.key], 0
-        places[node.key] = (1 + x * (WIDTH + GAP), 1 + y * (HEIGHT + ROW_GAP))
-    return places
+        if node.kind == "beside":
+            x = min(cells[reads[node.key]][0] + 1, cells["checkpoint"][0] - 1)
+            cells[node.key] = (x, 1 + max(y for at, y in cells.values() if at == x))
+    return {key: (1 + x * (WIDTH + GAP), 1 + y * (height + ROW_GAP)) for key, (x, y) in cells.items()}
 
 
-def _down(lineage: DataLineage) -> dict[str, Place]:
-    return {node.key: (1, 1 + n * (TALL_HEIGHT + TALL_GAP)) for n, node in enumerate(lineage.nodes)}
-
-
-def _edge(edge: Edge, places: dict[str, Place], *, tall: bool) -> Markup:
-    """A line with an arrow head, straight to a neighbour, curved to anything else."""
-    path, head = (_edge_down if tall else _edge_across)(places[edge.start], places[edge.end])
+def _edge(edge: Edge, path: str, head: str) -> Markup:
+    """A line with an arrow head; dashed, with what is read as a tooltip, where that is not the whole version."""
     title = Markup("<title>{}</title>").format(clean(edge.label)) if edge.label else ""
     return Markup("<g class='edge{}'>{}<path d='{}'/><path class='head' d='{}'/></g>").format(
         " part" if edge.label else "", title, path, head
     )
 
 
-def _edge_down(start: Place, end: Place) -> tuple[str, str]:
+def _down(start: Place, end: Place) -> tuple[str, str]:
     """To the node below, or past nodes along the right side."""
     y, to_y, right = start[1] + TALL_HEIGHT, end[1], 1 + TALL_WIDTH
     if to_y - y <= TALL_GAP:
@@ -91,19 +84,17 @@ def _edge_down(start: Place, end: Place) -> tuple[str, str]:
     return _path((right, y), (out, y), (out, to_y), (right + 6, to_y)), _head(right, to_y, -1, 0)
 
 
-def _edge_across(start: Place, end: Place) -> tuple[str, str]:
+def _across(start: Place, end: Place, height: int) -> tuple[str, str]:
     """To the node at the right; up to the newer of two ingests; down to a stage beside the chain, and up from it."""
     (x, y), (to_x, to_y) = start, end
-    middle, to_middle, below = y + HEIGHT / 2, to_y + HEIGHT / 2, to_y + HEIGHT
+    middle, to_middle, below = y + height / 2, to_y + height / 2, to_y + height
     if to_x == x:
         return _path((x + WIDTH / 2, y), (x + WIDTH / 2, below + 6)), _head(x + WIDTH / 2, below, 0, -1)
     if to_y == y:
         return _path((x + WIDTH, middle), (to_x - 6, middle)), _head(to_x, middle, 1, 0)
     if to_y > y:
-        at = x + WIDTH * 0.75
-        return _path((at, y + HEIGHT), (at, to_middle), (at, to_middle), (to_x - 6, to_middle)), _head(
-            to_x, to_middle, 1, 0
-        )
+        at, head = x + WIDTH * 0.75, _head(to_x, to_middle, 1, 0)
+        return _path((at, y + height), (at, to_middle), (at, to_middle), (to_x - 6, to_middle)), head
     at = to_x + WIDTH / 2
     return _path((x + WIDTH, middle), (at, middle), (at, middle), (at, below + 6)), _head(at, below, 0, -1)
 
@@ -125,15 +116,20 @@ def _at(place: Place) -> str:
     return f"{place[0]:.1f} {place[1]:.1f}"
 
 
-def _node(node: Node, x: float, y: float) -> Markup:
-    lines = [("title", node.title), ("soft", _version(node)), ("", rows_of(node))]
-    marks = marks_of(node)
-    lines += [("mark", mark) for mark in marks[:MARKS]] if len(marks) <= MARKS else [("mark", _more(marks))]
+def _lines(node: Node) -> list[tuple[str, str]]:
+    """Kind and text of every line in a node across the page."""
+    title = node.title if len(node.title) <= TITLE else f"…{node.title[1 - TITLE :]}"  # a source by its end
+    rows, _, new = rows_of(node).partition(", ")
+    lines = [("title", title), ("soft", _version(node)), ("", rows), ("soft", new)]
+    marks = textwrap.wrap(", ".join(marks_of(node)), CHARACTERS, max_lines=MARKS, placeholder="…")
+    return [(kind, line) for kind, line in [*lines, *(("mark", mark) for mark in marks)] if line]
+
+
+def _node(node: Node, lines: list[tuple[str, str]], x: float, y: float, height: int) -> Markup:
     text = [
-        _text(x + 9, y + 19 + LINE * number, _cut(line, CHARACTERS - (kind == "title")), kind)
-        for number, (kind, line) in enumerate((kind, line) for kind, line in lines if line)
+        _text(x + 9, y + 19 + LINE * number, _cut(line, CHARACTERS), kind) for number, (kind, line) in enumerate(lines)
     ]
-    return _box(node, x, y, WIDTH, HEIGHT, text)
+    return _box(node, x, y, WIDTH, height, text)
 
 
 def _tall_node(node: Node, x: float, y: float) -> Markup:
@@ -164,10 +160,6 @@ def _box(node: Node, x: float, y: float, width: int, height: int, text: list[Mar
 
 def _version(node: Node) -> str:
     return " · ".join(part for part in (f"v{node.version}" if node.version else "", node.note) if part)
-
-
-def _more(marks: list[str]) -> str:
-    return f"{marks[0]}, +{len(marks) - 1}"
 
 
 def _cut(text: str, characters: int) -> str:

@@ -98,6 +98,8 @@ def _template() -> jinja2.Template:
         "parameters": words.parameters_of,
         "span_title": words.span_title,
         "stands": stands,
+        "became": words.became,
+        "by_step": words.by_step,
         "told": _told,
     }
     return found.get_template("run_card.html.jinja")

@@ -30,6 +30,7 @@ def run_card_markdown(card: RunCard) -> str:
         ("Data lineage", _lineage(card)),
         ("Filter", _filter(card)),
         ("Sources", _sources(card)),
+        ("Ledger", _ledger(card)),
         ("Exposures", _exposures(card)),
         ("Contamination", _contamination(card)),
         ("A sample and where it may come from", _sample(card)),
@@ -145,6 +146,23 @@ def _sources(card: RunCard) -> str:
     return _joined([_table(headers, rows), *([f"And {more:,} more."] if more > 0 else []), *note])
 
 
+def _ledger(card: RunCard) -> str:
+    if card.ledger is None:
+        return _missing(card, "ledger")
+    closes = "It closes: what came in is what is accounted for." if not card.ledger.gaps else "**It does not close.**"
+    rows = [
+        [
+            _md(section.name),
+            account.unit,
+            f"{sum(account.came.values()):,}",
+            _md(", ".join(f"{name} {count:,}" for name, count in words.became(account.went))),
+        ]
+        for section in card.ledger.sections
+        for account in section.accounts
+    ]
+    return _joined([closes, *(f"- {_md(gap)}" for gap in card.ledger.gaps), _table(["", "unit", "in", "became"], rows)])
+
+
 def _exposures(card: RunCard) -> str:
     total = sum(seen.documents for seen in card.exposures)
     rows = [[words.times_of(seen), f"{seen.documents:,}", percent(seen.documents / total)] for seen in card.exposures]
@@ -162,10 +180,12 @@ def _contamination(card: RunCard) -> str:
             f"{one.found:,}",
             _at(one.first_step, "never"),
             _at(one.newest_clean, "none"),
+            ", ".join(f"{step:,}: {seen:,}" for step, seen, _ in words.by_step(one, card.contamination.steps)),
         ]
         for one in card.contamination.sets
     ]
     headers = ["set", "score", "items searched", "in the table", "first seen", "last clean checkpoint"]
+    headers.append("items seen by saved checkpoints")
     return _table(headers, rows)
 
 
@@ -178,7 +198,9 @@ def _sample(card: RunCard) -> str:
         for source in card.sample.attribution.sources
     ]
     text = _fenced(words.clean(card.sample.prompt + card.sample.text))
-    return _joined([_md(card.sample.verdict), text, "\n".join(sources), *map(_md, card.sample.attribution.notes)])
+    return _joined(
+        [_md(card.sample.attribution.verdict), text, "\n".join(sources), *map(_md, card.sample.attribution.notes)]
+    )
 
 
 def _at(step: int | None, never: str) -> str:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from pretrain_assets.config import Recipe, to_dict
 from pretrain_assets.forensics.attribution import Span
+from pretrain_assets.forensics.contamination import SetInTime
 from pretrain_assets.forensics.run_card import RunCard, Seen
 from pretrain_assets.forensics.run_card_lineage import Node
 from pretrain_assets.forensics.run_card_sample import Sample
 from pretrain_assets.plural import counted
+from pretrain_assets.report.curation_text import readable
 from pretrain_assets.report.text import megabytes
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-SPIKES, HOLES = 10, 50
-"""Spikes, and documents left out, that are named one by one."""
+SPIKES, HOLES, CHECKPOINTS = 10, 50, 8
+"""Spikes, documents left out and saved checkpoints that are named one by one."""
 _NOUNS = {"duplicate", "near_duplicate"}
 _COMPACT = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -107,6 +109,23 @@ def marks_of(node: Node) -> list[str]:
     ]
 
 
+def became(went: Mapping[str, int]) -> list[tuple[str, int]]:
+    """What became of rows or tokens, by reasons in words (those in SQL as they are); what is nothing is left out."""
+    words = {
+        name: name if " " in name else re.sub("left_out[_:]", "left out: ", name).replace("_", " ") for name in went
+    }
+    return [(readable(words[name], 80), count) for name, count in went.items() if count]
+
+
+def by_step(one: SetInTime, steps: Sequence[int]) -> list[tuple[int, int, bool | None]]:
+    """Saved checkpoints, some of many: step, items of a set seen by then, and whether its score stands."""
+    places = sorted({round(i * (len(steps) - 1) / (CHECKPOINTS - 1)) for i in range(CHECKPOINTS)})
+    clean = one.newest_clean if one.newest_clean is not None else -1
+    return [
+        (steps[at], one.dirty[at], False if one.dirty[at] else True if steps[at] <= clean else None) for at in places
+    ]
+
+
 def rows_of(node: Node) -> str:
     """Rows of a node, and how many of them were new to it."""
     if node.rows is None:
@@ -148,7 +167,8 @@ def events_of(card: RunCard) -> list[str]:
     if history.spikes:
         few = ", ".join(f"step {spike.step:,} ({loss(spike.loss)})" for spike in history.spikes[:SPIKES])
         more = f" and {len(history.spikes) - SPIKES:,} more" if len(history.spikes) > SPIKES else ""
-        found.append(f"The loss jumped {counted(len(history.spikes), 'time')}: {few}{more}.")
+        often = "once" if len(history.spikes) == 1 else f"{len(history.spikes):,} times"
+        found.append(f"The loss jumped {often}: {few}{more}.")
     for (_, before), (step, ranks) in zip(history.ranks, history.ranks[1:], strict=False):
         found.append(f"It went on with {counted(ranks, 'rank')} instead of {before:,} at step {step:,}.")
     if history.interruptions:

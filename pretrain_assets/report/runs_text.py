@@ -37,6 +37,7 @@ def recipes_text(recipes: Sequence[Mapping[str, Any]]) -> str:
 def runs_text(runs: Sequence[Run], now: float | None = None) -> str:
     """Runs, one line each; `now` in seconds since 1970, default the clock's."""
     now = time.time() if now is None else now
+    replays = any(run.replay_of for run in runs)
     rows = [
         (
             run.name,
@@ -48,10 +49,12 @@ def runs_text(runs: Sequence[Run], now: float | None = None) -> str:
             + (f" (step {run.val_loss_step:,})" if run.val_loss_step not in (None, run.step) else ""),
             _shown(run.tok_per_s, ",.0f"),
             _ago(now - run.changed_at),
+            *([run.replay_of or ""] if replays else []),
         )
         for run in runs
     ]
-    headers = ("run", "trained on", "status", "step", "loss", "val loss", "tok/s", "last change")
+    headers = ["run", "trained on", "status", "step", "loss", "val loss", "tok/s", "last change"]
+    headers += ["replay of"] if replays else []
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 

@@ -16,7 +16,6 @@ from pretrain_assets.plural import counted
 
 if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.forensics.lineage import Lineage
-    from pretrain_assets.forensics.search import Hit
     from pretrain_assets.table.delete import Deletion
     from pretrain_assets.table.diff import Diff
     from pretrain_assets.table.history import VersionInfo
@@ -127,18 +126,6 @@ def data_wait_text(result: Mapping[str, Any]) -> str:
     """The share of a run's training time in which it waited for data."""
     share = result.get("data_wait")
     return "data-wait unknown" if share is None else f"data-wait {share:.2%} of training time"
-
-
-def hits_text(hits: Sequence[Hit]) -> str:
-    """Hits with their preview and what the checkpoint saw of each."""
-    if not hits:
-        return "no hits"
-    lines = []
-    for place, hit in enumerate(hits, 1):
-        seen = f", {hit.seen.describe()}" if hit.seen else ""
-        lines.append(f"{place}. id {hit.id} ({hit.source}), score {hit.score:.1f}{seen}")
-        lines.append(textwrap.indent(textwrap.fill(hit.preview, 100), "   "))
-    return "\n".join(lines)
 
 
 def maintain_text(report: MaintainReport) -> str:

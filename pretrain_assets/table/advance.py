@@ -13,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.plural import counted
 from pretrain_assets.table.columns import columns_of
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, Pin
@@ -75,9 +76,9 @@ def _obstacle(dataset: lance.LanceDataset, record: LineageRecord) -> str:
     if record.stage == "ingested":
         return ""
     if record.stage == "indexed":
-        covered = [{f for s in index.segments for f in s.fragment_ids} for index in dataset.describe_indices()]
-        missing = not covered or any(set(dataset.fragment_ids()) - fragments for fragments in covered)
-        return "rows are not in the index" if missing else ""
+        text = [index for index in dataset.describe_indices() if index.field_names == ["text"]]
+        covered = {f for index in text for segment in index.segments for f in segment.fragment_ids}
+        return "" if covered >= set(dataset.fragment_ids()) else "rows are not in the index"
     before = {f.name: f for f in dataset.checkout_version(record.version).schema}
     fields = {f.name: f for f in dataset.schema if (f.metadata or {}).get(STAGE_KEY) == record.stage.encode()}
     if not fields or any(name not in before or not same_making(before[name], field) for name, field in fields.items()):
@@ -86,10 +87,10 @@ def _obstacle(dataset: lance.LanceDataset, record: LineageRecord) -> str:
     failed = " AND ".join(f"{name} IS NULL" for name in fields if name.endswith("_error")) or "true"
     for name in due:
         if lacking := dataset.count_rows(f"{name} IS NULL AND {failed}"):
-            return f"{lacking:,} rows have no {name} yet"
+            return f"{counted(lacking, 'row')} without {name}"
     for name in REFERENCES:
         if name in fields and (gone := _referring_to_nothing(dataset, name)):
-            return f"{gone:,} rows repeat one that is gone ({name})"
+            return f"{name} of {counted(gone, 'row')} names one that is gone"
     return ""
 
 
@@ -106,7 +107,7 @@ def _referring_to_nothing(dataset: lance.LanceDataset, name: str) -> int:
 
 def _adopted(dataset: lance.LanceDataset, record: LineageRecord, run_id: str | None) -> LineageRecord:
     """The record of a stage at the newest version, of which it wrote nothing."""
-    nothing = {"ingested": {"files": []}, "indexed": {"anew": False}}.get(record.stage, {})
+    wrote_nothing: dict[str, dict[str, Any]] = {"ingested": {"files": []}, "indexed": {"anew": False}}
     inputs = record.inputs if record.stage == "ingested" else (str(Pin(table_id(dataset), dataset.version)),)
     return dataclasses.replace(
         record,
@@ -118,5 +119,5 @@ def _adopted(dataset: lance.LanceDataset, record: LineageRecord, run_id: str | N
         bytes_added=0,
         ledger={"in": 0, "written": 0},
         seconds=0.0,
-        details={**record.details, **nothing},
+        details={**record.details, **wrote_nothing.get(record.stage, {})},
     )

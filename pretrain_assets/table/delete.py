@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pretrain_assets.config import MaintainConfig
 from pretrain_assets.errors import CommitError, ConfigError, TableError
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import RECORD_KEY, LineageRecord, Pin
-from pretrain_assets.table.predicate import check_predicate
+from pretrain_assets.table.predicate import check_predicate, redacted
 from pretrain_assets.table.storage import Location, open_dataset, storage_options
 from pretrain_assets.table.upkeep.retention import Kept, plan_retention
 from pretrain_assets.table.versions import heal, table_id, tag_version
@@ -257,11 +256,6 @@ def _redacted_request(request: Request) -> str:
     if len(request.ids) > LISTED_IDS:
         return f"{len(request.ids)} ids" + (" and a predicate" if request.where else "")
     return redacted(request.predicate)
-
-
-def redacted(predicate: str) -> str:
-    """A predicate without what stands in quotes, which may be the very words that are to go."""
-    return re.sub(r"'(?:[^']|'')*'", "'...'", predicate)
 
 
 def _deletion(found: _Found, request: Request, pinned_by_runs: Mapping[int, Sequence[str]]) -> Deletion:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from pretrain_assets.errors import FilterError
@@ -93,6 +92,11 @@ def _shape(predicate: str) -> str | None:
 
 
 def in_list(column: str, values: Iterable[int | str]) -> str:
-    """`column IN (...)` in SQL; false for no values."""
+    """`column IN (...)`; `false` for no values."""
     quoted = ["'" + v.replace("'", "''") + "'" if isinstance(v, str) else str(v) for v in values]
     return f"{column} IN ({', '.join(quoted)})" if quoted else "false"
+
+
+def redacted(predicate: str) -> str:
+    """A predicate without what stands in quotes, which may be the very words of a document that is to go."""
+    return re.sub(r"'(?:[^']|'')*'", "'...'", predicate)

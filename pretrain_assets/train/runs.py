@@ -44,6 +44,8 @@ class Run:
     """Step that it was measured at."""
     tok_per_s: float | None
     """Tokens per second over all ranks, the median of its records."""
+    replay_of: str | None = None
+    """Name of the folder of the run that it replays; None for any other run."""
     changed_at: float
     """When its metrics, or else its run.json, were last written; seconds since 1970."""
 
@@ -80,6 +82,7 @@ def _read(run_dir: str) -> Run | None:
         train_loss=last(records, "loss")[0],
         val_loss=val_loss,
         val_loss_step=val_loss_step,
+        replay_of=spec.replay.run_dir.rstrip("/").rsplit("/", 1)[-1] if spec.replay else None,
         tok_per_s=statistics.median(speeds) if speeds else None,
         changed_at=next(fs.modified(file).timestamp() for file in written if fs.exists(file)),
     )

@@ -1,0 +1,256 @@
+"""Comparisons of `benchmarks.forensics`: ours and another way to the same answer, in turn, on the same data.
+
+Invariant: both answers are compared; a difference is a number below its target, never an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import forensics_build as build
+from benchmarks.forensics_questions import documents
+
+if TYPE_CHECKING:
+    import lance
+    import numpy.typing as npt
+
+ROUNDS = 5
+OPENING = 32
+"""Tokens by which a document is known where a loader is replayed."""
+READ_ROWS = 2_000
+"""Documents in which both ways look for verbatim runs."""
+LEAST = 8
+"""Tokens of the shortest run that counts."""
+FUSED = 60
+"""Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009), the same on both sides."""
+
+
+def replayed(folder: str) -> Callable[[], Any]:
+    """`where`, against replaying the loader until the document comes: its step and place in the block."""
+    import lance  # noqa: F401
+    import torch  # noqa: F401
+
+    def work() -> dict[str, Any]:
+        from pretrain_assets.forensics.where import where
+        from pretrain_assets.loader.read import fastest
+        from pretrain_assets.table.versions import open_pin
+
+        location, checkpoint = build.location_in(folder), build.checkpoint_in(folder)
+        dataset = fastest(open_pin(location, checkpoint.pin))
+
+        def ours(doc: int) -> tuple[int, int, int]:
+            found = where(None, [doc], location=location, runs_uri=build.runs_in(folder))
+            first = found.documents[0].seen[0]
+            return first.step, first.block, first.offset
+
+        def theirs(doc: int) -> tuple[int, int, int] | None:
+            return _replay(location, checkpoint, _tokens_of(dataset, doc)[:OPENING])
+
+        whole = [document["id"] for document in documents(location, checkpoint, 4 * ROUNDS)]
+        ids = [i for i in whole if len(_tokens_of(dataset, i)) > OPENING]
+        fits = [i for i in ids if ours(i)[2] + OPENING <= checkpoint.recipe.data.seq_len]
+        return compared(ours, theirs, fits[:: max(1, len(fits) // ROUNDS)][:ROUNDS])
+
+    return work
+
+
+def verbatim(folder: str) -> Callable[[], Any]:
+    """Runs of a text's tokens in documents: our automaton, against comparing every token with every token in numpy."""
+    import lance  # noqa: F401
+
+    def work() -> dict[str, Any]:
+        from pretrain_assets.config import TokenizerIdentity, from_dict
+        from pretrain_assets.forensics.passage import passages_of
+        from pretrain_assets.forensics.verbatim import covered, reading, union
+        from pretrain_assets.table.versions import open_pin
+        from pretrain_assets.tokenize.pretrained import tokenizer_of
+
+        location, checkpoint = build.location_in(folder), build.checkpoint_in(folder)
+        dataset = open_pin(location, checkpoint.pin)
+        rows = dataset.count_rows()
+        lists = dataset.take(
+            list(range(0, rows, max(1, rows // READ_ROWS)))[:READ_ROWS], columns=["id", "input_ids"]
+        ).combine_chunks()
+        ids, column = lists["id"].to_numpy(), lists["input_ids"].chunk(0)
+        tokens, offsets = column.flatten().to_numpy(), column.offsets.to_numpy().astype(np.int64)
+        codec = tokenizer_of(from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"]), None)
+
+        def ours(text: str) -> list[bool]:
+            one = reading(passages_of(codec, text)[0], least=LEAST)
+            one.add(ids, tokens, offsets)
+            return covered(one, union(one, one.runs)).tolist()
+
+        def theirs(text: str) -> list[bool]:
+            passage = passages_of(codec, text)[0]
+            return _covered_naively(passage.ids, passage.words, tokens, offsets)
+
+        here = dataset.to_table(columns=["text"], filter=f"id IN ({', '.join(map(str, ids[:: len(ids) // 5 - 1]))})")
+        texts = [text[len(text) // 3 :][:300] + " and " + text[:300] for text in here["text"].to_pylist()]
+        return {**compared(ours, theirs, texts[:ROUNDS]), "rows": len(ids), "tokens": len(tokens)}
+
+    return work
+
+
+def hybrid(folder: str, count: int) -> Callable[[], Any]:
+    """Our hybrid search, against LanceDB's own hybrid query on the same version and indexes; ten hits of each."""
+    import lance  # noqa: F401
+    import lancedb  # noqa: F401
+
+    def work() -> dict[str, Any]:
+        from lancedb.rerankers import RRFReranker
+
+        from pretrain_assets.forensics.search import search
+        from pretrain_assets.forensics.vectors import encode, vector_column
+        from pretrain_assets.table.storage import open_dataset, open_lancedb
+        from pretrain_assets.table.versions import latest_record
+
+        location, checkpoint, model = build.location_in(folder), build.checkpoint_in(folder), build.model_in(folder)
+        dataset = open_dataset(location)
+        record = latest_record(dataset, "indexed")
+        assert record is not None
+        table, column = open_lancedb(location, record.version), vector_column(dataset)
+
+        def ours(query: str) -> list[int]:
+            hits = search(location, query, pin=checkpoint.pin, limit=10, mode="hybrid", model=model)
+            return [hit.id for hit in hits]
+
+        def theirs(query: str) -> list[int]:
+            asked = table.search(query_type="hybrid", vector_column_name=column.name, fts_columns="text")
+            asked = asked.vector(encode(column, [query], model=model)[0]).text(query).rerank(RRFReranker(FUSED))
+            return asked.select(["id", "text"]).limit(10).to_arrow()["id"].to_pylist()  # type: ignore[no-any-return]
+
+        queries = [document["phrase"] for document in documents(location, checkpoint, count)]
+        found = compared(ours, theirs, queries)
+        pairs = found.pop("answers")
+        shared = [len(set(one) & set(other)) / max(1, len(other)) for one, other in pairs]
+        return {**found, "hits_shared": round(float(np.mean(shared)), 4)}
+
+    return work
+
+
+def vectors(folder: str, count: int) -> Callable[[], Any]:
+    """The vector index, against reading every vector: recall@10, and the time of one query; then of many at once."""
+    import lance  # noqa: F401
+
+    def work() -> dict[str, Any]:
+        from pretrain_assets.forensics.vectors import has_index, nearest, vector_column
+        from pretrain_assets.table.storage import open_dataset
+
+        location, checkpoint = build.location_in(folder), build.checkpoint_in(folder)
+        dataset = open_dataset(location)
+        column = vector_column(dataset)
+        chosen = ", ".join(str(document["id"]) for document in documents(location, checkpoint, count))
+        stored = dataset.to_table(columns=[column.name], filter=f"id IN ({chosen})").column(0).combine_chunks()
+        queries = np.asarray(stored.flatten(), np.float32).reshape(-1, column.dims)
+        queries = queries[queries.any(axis=1)]
+
+        def asked(exact: bool) -> Callable[[npt.NDArray[np.float32]], Any]:
+            def ask(query: npt.NDArray[np.float32]) -> Any:
+                return nearest(dataset, column, query[None], limit=11, exact=exact).similarity[0].tolist()
+
+            return ask
+
+        found = compared(asked(False), asked(True), list(queries))
+        pairs = [(np.array(one[1:]), np.array(other[1:])) for one, other in found.pop("answers")]
+        recall = float(np.mean([(one >= other[-1] - 1e-3).mean() for one, other in pairs]))
+        started = time.monotonic()
+        nearest(dataset, column, queries, limit=11, exact=True)
+        many = (time.monotonic() - started) / len(queries)
+        facts = {"has_index": has_index(dataset, column), "recall_at_10": round(recall, 4)}
+        return {**found, **facts, "exact_many_at_once_ms": round(1e3 * many, 3)}
+
+    return work
+
+
+def clusters(folder: str, sample: int) -> Callable[[], Any]:
+    """Near duplicates of a sample by vectors: what came of it, and how long it took."""
+    import lance  # noqa: F401
+
+    def work() -> dict[str, Any]:
+        from pretrain_assets.forensics.clusters import find_clusters
+
+        started = time.monotonic()
+        found = find_clusters(build.location_in(folder), sample=sample, shown=0)
+        at = found.at(0.9)
+        return {
+            "seconds": round(time.monotonic() - started, 2),
+            "asked": found.asked,
+            "share_with_neighbour_at_0.9": at.share,
+            "flagged": found.agreement.flagged,
+            "flagged_found": found.agreement.flagged_found,
+            "exact": found.method.exact,
+        }
+
+    return work
+
+
+def compared(ours: Callable[[Any], Any], theirs: Callable[[Any], Any], asked: Sequence[Any]) -> dict[str, Any]:
+    """Both ways in turn, after one question to warm up; medians, the ratio of the pairs, and how many answers agree."""
+    seconds: list[tuple[float, float]] = []
+    answers = []
+    ours(asked[0]), theirs(asked[0])
+    for one in asked:
+        started = time.monotonic()
+        mine = ours(one)
+        between = time.monotonic()
+        other = theirs(one)
+        seconds.append((between - started, time.monotonic() - between))
+        answers.append((mine, other))
+    times = np.array(seconds)
+    return {
+        "queries": len(asked),
+        "ours_ms": round(1e3 * float(np.median(times[:, 0])), 2),
+        "theirs_ms": round(1e3 * float(np.median(times[:, 1])), 2),
+        "times_as_fast": round(float(np.median(times[:, 1] / times[:, 0])), 2),
+        "same": round(sum(one == other for one, other in answers) / len(asked), 4),
+        "answers": answers,
+    }
+
+
+def _replay(location: Any, checkpoint: Any, opening: npt.NDArray[np.int32]) -> tuple[int, int, int] | None:
+    """Stream the run's blocks as a trainer does, until one holds these tokens in a row."""
+    from pretrain_assets.config import TokenizerIdentity, from_dict
+    from pretrain_assets.loader.stream import BlockLoader
+
+    recipe = checkpoint.recipe
+    identity = from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"])
+    loader = BlockLoader(location, checkpoint.pin, recipe.data, identity)
+    wanted, batches = opening.tobytes(), loader.batches(0, 0, recipe.cycles_per_step, dtype="int32", doc_ids=False)
+    try:
+        for step, batch in enumerate(batches, 1):
+            for place, block in enumerate(batch.input_ids.reshape(-1, recipe.data.seq_len).numpy()):
+                at = block.tobytes().find(wanted)
+                if at >= 0 and at % 4 == 0:
+                    return step, (step - 1) * recipe.blocks_per_step + place, at // 4
+    finally:
+        batches.close()
+    return None
+
+
+def _covered_naively(
+    text: npt.NDArray[np.int32],
+    words: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+) -> list[bool]:
+    """Which tokens of a text are in a run of it that a document holds: the table of longest common suffixes."""
+    first = np.zeros(len(tokens), np.bool_)
+    first[offsets[:-1][offsets[:-1] < len(tokens)]] = True
+    longest, inside = np.zeros(len(tokens), np.int32), np.zeros(len(text), np.bool_)
+    for at, token in enumerate(text):
+        before = np.concatenate([[0], longest[:-1]])
+        before[first] = 0
+        longest = np.where(tokens == token, before + 1, 0).astype(np.int32)
+        run = int(longest.max(initial=0))
+        if words[at + 1] - words[at + 1 - run] >= LEAST:
+            inside[at + 1 - run : at + 1] = True
+    return inside.tolist()  # type: ignore[no-any-return]
+
+
+def _tokens_of(dataset: lance.LanceDataset, doc: int) -> npt.NDArray[np.int32]:
+    found = dataset.to_table(columns=["input_ids"], filter=f"id = {doc}")["input_ids"]
+    return np.asarray(found.combine_chunks().flatten(), np.int32)
