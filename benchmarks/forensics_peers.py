@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     import lance
     import numpy.typing as npt
 
-ROUNDS = 5
 OPENING = 32
 """Tokens by which a document is known where a loader is replayed."""
-READ_ROWS = 2_000
-"""Documents in which both ways look for verbatim runs."""
+READ_ROWS = 500
+"""Documents in which both ways look for verbatim runs, spread over all."""
 LEAST = 8
 """Tokens of the shortest run that counts."""
+CANDIDATES = 100
+"""Of each ranking that is fused: ours takes ten for each hit asked for."""
 FUSED = 60
 """Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009), the same on both sides."""
 
 
-def replayed(folder: str) -> Callable[[], Any]:
+def replayed(folder: str, rounds: int) -> Callable[[], Any]:
     """`where`, against replaying the loader until the document comes: its step and place in the block."""
     import lance  # noqa: F401
     import torch  # noqa: F401
@@ -50,15 +51,15 @@ def replayed(folder: str) -> Callable[[], Any]:
         def theirs(doc: int) -> tuple[int, int, int] | None:
             return _replay(location, checkpoint, _tokens_of(dataset, doc)[:OPENING])
 
-        whole = [document["id"] for document in documents(location, checkpoint, 4 * ROUNDS)]
+        whole = [document["id"] for document in documents(location, checkpoint, 4 * rounds)]
         ids = [i for i in whole if len(_tokens_of(dataset, i)) > OPENING]
         fits = [i for i in ids if ours(i)[2] + OPENING <= checkpoint.recipe.data.seq_len]
-        return compared(ours, theirs, fits[:: max(1, len(fits) // ROUNDS)][:ROUNDS])
+        return compared(ours, theirs, fits[:: max(1, len(fits) // rounds)][:rounds])
 
     return work
 
 
-def verbatim(folder: str) -> Callable[[], Any]:
+def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
     """Runs of a text's tokens in documents: our automaton, against comparing every token with every token in numpy."""
     import lance  # noqa: F401
 
@@ -90,7 +91,7 @@ def verbatim(folder: str) -> Callable[[], Any]:
 
         here = dataset.to_table(columns=["text"], filter=f"id IN ({', '.join(map(str, ids[:: len(ids) // 5 - 1]))})")
         texts = [text[len(text) // 3 :][:300] + " and " + text[:300] for text in here["text"].to_pylist()]
-        return {**compared(ours, theirs, texts[:ROUNDS]), "rows": len(ids), "tokens": len(tokens)}
+        return {**compared(ours, theirs, texts[:rounds]), "rows": len(ids), "tokens": len(tokens)}
 
     return work
 
@@ -121,7 +122,7 @@ def hybrid(folder: str, count: int) -> Callable[[], Any]:
         def theirs(query: str) -> list[int]:
             asked = table.search(query_type="hybrid", vector_column_name=column.name, fts_columns="text")
             asked = asked.vector(encode(column, [query], model=model)[0]).text(query).rerank(RRFReranker(FUSED))
-            return asked.select(["id", "text"]).limit(10).to_arrow()["id"].to_pylist()  # type: ignore[no-any-return]
+            return asked.select(["id"]).limit(CANDIDATES).to_arrow()["id"].to_pylist()[:10]  # type: ignore[no-any-return]
 
         queries = [document["phrase"] for document in documents(location, checkpoint, count)]
         found = compared(ours, theirs, queries)

@@ -32,7 +32,7 @@ WORDS = {
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON-ready dictionaries and lists."""
-    plain = _plain(dataclasses.asdict(config))
+    plain = _plain(config)
     assert isinstance(plain, dict)
     return plain
 
@@ -100,9 +100,13 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):  # of up to a million ids
+        return [item if type(item) is int else _plain(item) for item in value]
+    return value
 
 
 def _coerce(hint: Any, value: Any, where: str, *, or_null: str = "") -> Any:
@@ -120,7 +124,10 @@ def _coerce(hint: Any, value: Any, where: str, *, or_null: str = "") -> Any:
         if not isinstance(value, (list, tuple)):
             hint = "; check the quotes and brackets of its JSON" if isinstance(value, str) else ""
             raise ConfigError(f"{where}={value!r} must be a list{or_null}{hint}")
-        return tuple(_coerce(typing.get_args(hint)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        kind = typing.get_args(hint)[0]
+        if kind is int and all(type(item) is int for item in value):  # up to a million ids
+            return tuple(value)
+        return tuple(_coerce(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (Union, types.UnionType):
         if value is None:
             return None

@@ -33,6 +33,7 @@ from pretrain_assets.assets.maintenance import maintenance
 from pretrain_assets.assets.masked import masked
 from pretrain_assets.assets.near_deduped import near_deduped
 from pretrain_assets.assets.quality import quality_signals
+from pretrain_assets.assets.report import report
 from pretrain_assets.assets.resources import default_resources
 from pretrain_assets.assets.sources import source_files
 from pretrain_assets.assets.tokenized import tokenized
@@ -45,7 +46,7 @@ def build_defs(resource_overrides: Mapping[str, object] | None = None) -> dg.Def
             *(source_files, eval_sets),
             *(ingested, deduped, near_deduped, quality_signals, decontaminated, tokenized),
             *(masked, model_scored, embedded, document_loss),
-            *(checkpoint, export, index, contamination_in_time, curation_report, maintenance),
+            *(checkpoint, export, index, contamination_in_time, report, curation_report, maintenance),
         ],
         asset_checks=[*corpus_checks, checkpoint_checks, export_checks],
         jobs=[recurate_job, pretrain_job, maintenance_job],

@@ -293,14 +293,25 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Location, str]:
     """A table with the secret in 16 rows, and the folder of a run that has learned it by heart."""
     folder = tmp_path_factory.mktemp("memorised")
     location, pin = corpus(folder / "db", planted(16))
-    changes = {"data__seq_len": 64, "model__n_layer": 2, "model__n_embd": 64, "model__n_head": 4}
-    training = {"train__max_steps": 120, "train__eval_every": 1000, "train__global_batch_tokens": 4 * 64}
+    changes = {
+        "data__filter": RECIPE.data.filter,
+        "data__held_out_filter": RECIPE.data.held_out_filter,
+        "data__seq_len": 64,
+        "model__n_layer": 2,
+        "model__n_embd": 64,
+        "train__global_batch_tokens": 8 * 64,
+        "train__learning_rate": 5e-3,
+        "train__warmup_steps": 20,
+        "train__max_steps": 400,
+        "train__eval_every": 400,
+        "execution__checkpoint_every": 400,
+    }
     spec = spec_in(
         location.database_uri,
         f"{folder}/runs/tiny-v2-test",
         pin=str(pin),
         tokenizer=load_tokenizer("byte").identity,
-        **(changes | training),
+        **changes,
     )
     write_spec(spec)
     assert run(spec) == 0
@@ -311,9 +322,17 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Location, str]:
 def test_what_a_model_has_learned_by_heart_is_attributed_to_its_source(memorised: tuple[Location, str]) -> None:
     location, run_dir = memorised
     common = ["--database", location.database_uri, "--runs", str(Path(run_dir).parent), "attribute", run_dir]
-    asked = ["--prompt", SECRET[:20], "--tokens", "80", "--temperature", "0", "--influence", "2"]
-    done = CliRunner().invoke(cli, [*common, *asked, "--json"], catch_exceptions=False)
+    asked = ["--prompt", SECRET[:20], "--tokens", "80", "--temperature", "0"]
+    influence = ["--influence", "1", "--learning-rate", "1e-4"]
+    done = CliRunner().invoke(cli, [*common, *asked, *influence, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    print(found["text"], found["verdict"], found["sources"][0])
-    assert 0
+    assert found["text"] == SECRET[20:100] and found["prompt"] == SECRET[:20]
+    assert found["verdict"].startswith("Verbatim: 80 of 80 tokens (100%")
+    first, span = found["sources"][0], found["spans"][0]
+    assert first["matches"][0]["text"] == found["text"] and SECRET in planted(16)[first["id"]]
+    assert (span["rows"], len(span["ids"])) == (16, 16) and span["times_seen"] > 15 * 40  # some fifty epochs
+    step = first["influence"]
+    assert step["measured"] == pytest.approx(step["first_order"], rel=0.1, abs=1e-6)
+    told = CliRunner().invoke(cli, [*common, *asked, "--with-prompt"], catch_exceptions=False).stdout
+    assert "Verbatim: 100 of 100 tokens" in told and f"«{SECRET[:100]}»" in told

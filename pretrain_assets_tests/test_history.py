@@ -264,7 +264,7 @@ def test_code_version_types_and_dropped_columns_are_told(location: Location) -> 
 
 
 def test_settings_of_a_stage_without_columns_come_from_its_records(location: Location) -> None:
-    build_index(location, IndexConfig(), input_pin=newest(location))
+    build_index(location, IndexConfig(with_position=False), input_pin=newest(location))
     build_index(location, IndexConfig(with_position=True), input_pin=newest(location))
     found = diff(location, "indexed-v3", "indexed-v2")
     assert found.parameters_changed == (ParameterChange(stage="indexed", name="with_position", old=False, new=True),)

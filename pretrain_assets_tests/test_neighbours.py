@@ -63,7 +63,7 @@ def test_neighbours_are_the_nearest_others_and_say_what_is_known(plane: Location
     cosines = [1.0, math.cos(math.radians(10)), 0.0]
     assert [near.similarity for near in found.neighbours] == pytest.approx(cosines, abs=2e-3)
     assert [near.known for near in found.neighbours] == [True, True, False]
-    assert neighbours_of(plane, 2, limit=1).neighbours[0].known
+    assert neighbours_of(plane, "doc-2", limit=1).neighbours[0].known
     assert [near.id for near in neighbours_of(plane, 0, where="id > 2", limit=9).neighbours] == [3, 4, 5, 6]
     text = neighbours_text(found)
     assert "1. id 1 (test), similarity 1.0000, known to deduplication" in text and "every vector compared" in text
@@ -74,8 +74,9 @@ def test_documents_without_neighbours_say_why(plane: Location) -> None:
     assert not silent.has_vector and not silent.neighbours and "no word that the model knows" in neighbours_text(silent)
     with pytest.raises(TableError, match=r"Document 8 came after the last embedding.*run `pretrain embed"):
         neighbours_of(plane, 8)
-    with pytest.raises(TableError, match="has no document 99"):
-        neighbours_of(plane, 99)
+    for nobody in (99, "doc-99", "9" * 30):
+        with pytest.raises(TableError, match=rf"has no document '{nobody}'.*pretrain search WORDS"):
+            neighbours_of(plane, nobody)
     with pytest.raises(FilterError, match="where="):
         neighbours_of(plane, 0, where="no_such = 1")
     assert 7 not in {near.id for near in neighbours_of(plane, 0, limit=20).neighbours}

@@ -400,7 +400,7 @@ def test_what_other_rows_have_too_is_no_trace(tmp_path: Path) -> None:
     dedup(location, DedupConfig(), input_pin=newest(location), engine=HERE)
     traces = traces_of(open_dataset(location), find_documents(location, Asked(docs=("0", "2"))))
     assert traces.phrases and not any(phrase in shared for phrase in traces.phrases)
-    assert (len(traces.digests["text"]), traces.shared) == (1, 1)
+    assert (len(traces.keys["text"]), traces.shared) == (1, 1)
 
 
 # --- who saw it ------------------------------------------------------------------------------------------------------
@@ -598,14 +598,14 @@ def test_the_command(home: Path, location: Location, runs: Path) -> None:
 def test_on_s3(s3: S3Server, tmp_path: Path) -> None:
     location = Location(database_uri=f"{s3.bucket('receipt')}/db")
     ingested(tmp_path, [*TEXTS[:3], SECRET], location)
-    build_index(location, IndexConfig(), input_pin=curate(location))
+    dedup(location, DedupConfig(), input_pin=newest(location), engine=HERE)
     runs = f"{s3.bucket('receipt')}/runs"
     fs, path = filesystem(f"{runs}/demo/sample.txt")
     fs.pipe_file(path, SECRET.encode())
     asked = Asked(docs=("3",))
     documents = find_documents(location, asked)
     found = receipt_of(location, runs, asked, documents)
-    assert [one.version for one in found.versions] == [1, 2, 3, 4]
+    assert [one.version for one in found.versions] == [1, 2]
     done = erase(location, runs, documents, found, purge=True, project=runs)
     assert {place: check.found for place, check in holding(done).items()} == {
         "runs and reports": ("demo/sample.txt (plain bytes)",)

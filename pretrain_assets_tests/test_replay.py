@@ -40,12 +40,14 @@ from pretrain_assets.table.schema import PARAMETERS_KEY
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import identified
 from pretrain_assets.train import checkpoint, distributed
+from pretrain_assets.train.engine import Blocks
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.passport import ledger_gaps
 from pretrain_assets.train.run import run
 from pretrain_assets.train.runs import list_runs
 from pretrain_assets.train.spec import make_spec
 from pretrain_assets_tests.loader_tables import Case, emitted
+from pretrain_assets_tests.ranks import engine_of
 from pretrain_assets_tests.runs import RECIPE, TOKENIZER, after, drive, losses
 
 # --- blocks with holes -----------------------------------------------------------------------------------------------
@@ -342,9 +344,41 @@ def test_other_holes_and_other_starts_are_refused(corpus, trained, original):
         train(dataclasses.replace(plan.spec, replay=late))
     with pytest.raises(DataIdentityError, match="has changed since it was chosen"):
         train(dataclasses.replace(plan.spec, replay=dataclasses.replace(origin, start="another")))
-    warmer = override(plan.spec.recipe, {"train.optimizer": "muon"})
-    with pytest.raises(DataIdentityError, match="differs in optimizer"):
-        train(dataclasses.replace(plan.spec, recipe=warmer))
+    for name, value in (("optimizer", "muon"), ("learning_rate", 0.5)):
+        changed = override(plan.spec.recipe, {f"train.{name}": value})
+        with pytest.raises(DataIdentityError, match=f"differs in {name}"):
+            train(dataclasses.replace(plan.spec, recipe=changed))
+
+
+def test_a_replay_of_a_replay_leaves_out_both(corpus, trained, original):
+    one, *others = first_seen(corpus, trained, after_step=9)
+    first = replayed(corpus, original, (one,))
+    assert train(first.spec) == 0
+    second = replayed(corpus, find_checkpoint(first.run_dir, ""), (one, *others))
+    assert second.not_trained == {"left out by that run already": 1} and second.left_out == 2
+    assert second.start_step == 0  # the first replay keeps no checkpoint of steps that the others came after
+    assert train(second.spec) == 0
+    both = replayed(corpus, original, (one, *others))
+    assert both.run_dir == second.run_dir and both.start_step == 8
+    hidden = sum(point.tokens_in_holes for point in compare(second.run_dir).training)
+    assert hidden == both.tokens_seen - first.tokens_seen
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_micro_batch_or_block_of_holes_counts_nothing(mask):
+    """The loss is the mean over the tokens there are; no NaN from the others."""
+    ids = torch.randint(0, 299, (6, 32), generator=torch.Generator().manual_seed(0))
+    ids[2:5], ids[5, 7:] = TOKENIZER.pad_id, TOKENIZER.pad_id
+    blocks = Blocks(ids, torch.zeros_like(ids), torch.arange(32).expand(6, 32)) if mask else Blocks(ids)
+    found = {}
+    for size in (1, 2, 6):
+        engine = engine_of({"execution.micro_batch_blocks": size, "model.document_mask": mask})
+        loss, norm = engine.train_step(blocks, step=1, total_steps=9)
+        found[size] = (float(loss), float(norm))
+        assert all(torch.isfinite(weight).all() for weight in engine.model.parameters())
+    assert found[1] == pytest.approx(found[6]) and found[2] == pytest.approx(found[6])
+    losses_of = engine_of({"model.document_mask": mask}).loss(blocks, per_token=True)
+    assert found[6][0] == pytest.approx(float(losses_of.sum()) / (2 * 31 + 6))
 
 
 def test_what_cannot_be_replayed(corpus, trained, original):
@@ -423,10 +457,11 @@ def test_the_verb_says_what_it_would_do_and_compares(corpus, trained, original, 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_killed_replay_goes_on_as_itself(corpus, trained, original, tmp_path, parallel):
-    """kill -9 of a rank before and after its first checkpoint, on two ranks; then the same command again."""
+    """kill -9 of a rank after its first checkpoint, and with DDP also before it; then the same command again."""
     ids, changes = first_seen(corpus, trained, after_step=9), {"execution.parallel": parallel}
     plan = replayed(corpus, original, ids, changes=changes)
-    assert drive(plan.spec, "kill", 2, tmp_path) != 0 and checkpoint.newest(plan.run_dir) is None
+    if parallel == "ddp":
+        assert drive(plan.spec, "kill", 2, tmp_path) != 0 and checkpoint.newest(plan.run_dir) is None
     assert drive(plan.spec, "kill", 7, tmp_path) != 0 and checkpoint.newest(plan.run_dir) == 12
     assert run_local(plan.spec, 2)["status"] == "done"
     undisturbed = dataclasses.replace(plan.spec, run_dir=str(tmp_path / "undisturbed"))

@@ -110,7 +110,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         records.append({"step": step, "epoch": step // 30, "loss": 5 - step / 20, "lr": 1e-3, "ranks": 1 + step // 20})
     records += [{"step": 40, "val_loss": 3.5, "val_loss_by_source": {SOURCES[0]: 3.5}}]
     write_file(f"{run_dir}/metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
-    result = {"status": "done", "step": 40, "sample": f"Once {TEXTS[8][1:]}{HOSTILE[:30]}", "seconds": 9.0}
+    result = {"status": "done", "step": 40, "sample": f"Once {TEXTS[7]}", "seconds": 9.0}
     write_file(f"{run_dir}/result.json", json.dumps(result).encode())
     return Project(location, home / "runs", run_dir, spec.recipe)
 
@@ -155,9 +155,10 @@ def test_the_lineage_is_one_path_from_the_files_to_the_checkpoint(card: RunCard)
 
 
 def test_the_sample_is_attributed_without_its_prompt(card: RunCard) -> None:
-    assert card.sample and (card.sample.prompt, card.sample.text[:2]) == ("Once ", "A ")
+    assert card.sample and (card.sample.prompt, card.sample.text) == ("Once ", TEXTS[7])
     best = card.sample.attribution.sources[0]
-    assert best.id == 8 and best.seen.times == 2 and "document 8" in card.sample.attribution.verdict
+    assert (best.id, best.covered_tokens) == (7, len(TEXTS[7].encode())) and best.seen.times
+    assert "document 7" in card.sample.attribution.verdict and "document 7</b>" in run_card_html(card)
 
 
 class Page(HTMLParser):

@@ -26,6 +26,7 @@ from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.curate import verify as curation
 from pretrain_assets.errors import TableError
+from pretrain_assets.forensics import index_checks
 from pretrain_assets.table import verify
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location, open_dataset
@@ -36,8 +37,10 @@ from pretrain_assets.table.versions import flow_place, open_pin, record_of, reco
 if TYPE_CHECKING:
     import lance
 
+ROOMS = (verify, curation, index_checks)
+"""Where the checks are defined."""
 Check = Callable[["lance.LanceDataset", LineageRecord], Finding]
-WARNINGS = frozenset({"share_removed", "near_share_removed", "contaminated_share"})
+WARNINGS = frozenset({"share_removed", "near_share_removed", "contaminated_share", "recall_is_high"})
 """Checks that report without blocking."""
 
 
@@ -62,6 +65,8 @@ CHECKS: dict[str, Check] = {
     "contaminated_share": curation.contaminated_share,
     "token_counts_match": _token_counts_match,
     "failed_share": lambda _, record: verify.failed_share(record),
+    "vectors_add_up": lambda _, record: index_checks.vectors_add_up(record),
+    "recall_is_high": lambda _, record: index_checks.recall_is_high(record),
 }
 """What is asked of the version and the record of a stage, by the name of the function that answers."""
 
@@ -78,7 +83,7 @@ STAGES: dict[str, tuple[dg.AssetKey, tuple[str, ...]]] = {
     "model_scored": (MODEL_SCORED, ("ledger_closes",)),
     "tokenized": (TOKENIZED, (*FILLED, "token_counts_match", "failed_share")),
     "embedded": (EMBEDDED, ("schema_matches", "ledger_closes")),
-    "indexed": (INDEX, ("ledger_closes",)),
+    "indexed": (INDEX, ("ledger_closes", "vectors_add_up", "recall_is_high")),
 }
 """The asset of each stage, and what is asked of it."""
 
@@ -102,7 +107,7 @@ def _guard(stage: str) -> dg.AssetChecksDefinition:
             name,
             asset=key,
             blocking=name not in WARNINGS,
-            description=getattr(verify if hasattr(verify, name) else curation, name).__doc__,
+            description=next(getattr(room, name).__doc__ for room in ROOMS if hasattr(room, name)),
         )
         for name in names
     ]

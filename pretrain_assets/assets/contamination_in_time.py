@@ -52,7 +52,8 @@ def contamination_in_time(
     from pretrain_assets.forensics.checkpoints import find_checkpoint
 
     with user_errors():
-        subject = find_checkpoint(newest_checkpoint(context) or context.partition_key, launcher.runs())
+        which = newest_checkpoint(context) or context.partition_key
+        subject = find_checkpoint(which, launcher.runs(), digests=False)
         found = contamination.contamination_in_time(corpus.location(), subject, tag=config.tag or None)
     severity = dg.AssetCheckSeverity.ERROR if found.stands is False else dg.AssetCheckSeverity.WARN
     return dg.MaterializeResult(
@@ -78,4 +79,9 @@ def contamination_in_time(
 def _plot(found: ContaminationInTime) -> str:
     """Items that are still clean at the start and at every saved checkpoint."""
     dirtiest = sorted(found.sets, key=lambda one: -one.dirty[-1])[:MOST_PLOTTED]
-    return lines({f"clean, {one.name}": ((0, *found.steps), [one.searched - seen for seen in (0, *one.dirty)]) for one in dirtiest})
+    return lines(
+        {
+            f"clean, {one.name}": ((0, *found.steps), [one.searched - seen for seen in (0, *one.dirty)])
+            for one in dirtiest
+        }
+    )

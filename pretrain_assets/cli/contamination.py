@@ -72,7 +72,7 @@ def _in_time(
     from pretrain_assets.forensics.eval_results import score_clean
     from pretrain_assets.report.contamination_in_time_text import in_time_text, scores_text
 
-    location, subject = obj["location"], find_checkpoint(which, obj["runs"])
+    location, subject = obj["location"], find_checkpoint(which, obj["runs"], digests=False)
     found = contamination_in_time(location, subject, tag=tag, only=set_name, limit=limit)
     scores = () if results is None else score_clean(location, found, results, set_name=set_name, field=score_field)
     if json_output:

@@ -19,7 +19,7 @@ exactly = click.option("--exact", is_flag=True, help="Compare every vector, even
 
 
 @click.command()
-@click.option("--doc", "doc_id", type=int, required=True, help="The document, by the table's id.")
+@click.option("--doc", metavar="ID", required=True, help="The table's id (a number), or the source's doc_id.")
 @click.option("--checkpoint", help="Say what a model saw of each: folder of a run or checkpoint, or a recipe name.")
 @click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="Number of neighbours.")
 @with_where
@@ -28,7 +28,7 @@ exactly = click.option("--exact", is_flag=True, help="Compare every vector, even
 @click.pass_obj
 def neighbours(
     obj: dict[str, Any],
-    doc_id: int,
+    doc: str,
     checkpoint: str | None,
     limit: int,
     where: str | None,
@@ -41,7 +41,7 @@ def neighbours(
     from pretrain_assets.report.neighbours_text import neighbours_text
 
     of_run = find_checkpoint(checkpoint, obj["runs"]) if checkpoint else None
-    found = neighbours_of(obj["location"], doc_id, limit=limit, where=where, exact=exact, checkpoint=of_run)
+    found = neighbours_of(obj["location"], doc, limit=limit, where=where, exact=exact, checkpoint=of_run)
     click.echo(json.dumps(asdict(found), indent=2, ensure_ascii=False) if json_output else neighbours_text(found))
 
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from pretrain_assets.convert import check_name, require, to_dict
-from pretrain_assets.plural import counted
 
 MAX_HOLES = 1_000_000
 """Documents that a run may leave out one by one: all their ids stand in `run.json` and in every passport."""
@@ -94,7 +93,8 @@ class DataConfig:
         digest = hashlib.sha256(repr((self.without, self.without_from)).encode()).hexdigest()[:16]
         epoch, cycle = self.without_from
         since = f" from epoch {epoch}, cycle {cycle} on" if epoch or cycle else ""
-        return f"{counted(len(self.without), 'document')}{since}, digest {digest}"
+        many = "" if len(self.without) == 1 else "s"
+        return f"{len(self.without):,} document{many}{since}, digest {digest}"
 
     @property
     def count_column(self) -> str:

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.forensics.copies import Int64Array
 from pretrain_assets.forensics.documents import Documents
 from pretrain_assets.forensics.storage_search import cached_copies, search_folder
-from pretrain_assets.forensics.traces import READ_ROWS, Traces, holds
+from pretrain_assets.forensics.traces import READ_ROWS, Traces, held_in, is_in
+from pretrain_assets.loader.plan import Int64Array
 from pretrain_assets.plural import counted
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
 from pretrain_assets.table.upkeep.retention import plan_retention
@@ -107,12 +105,12 @@ def prove(
 
 def _rows(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
     """The newest version, all of its rows read: by id, by digests of values, by phrases and runs of tokens."""
-    columns = [name for name in dataset.schema.names if name in ("id", *traces.digests)]
+    columns = [name for name in dataset.schema.names if name in ("id", *traces.keys)]
     found: set[str] = set()
     for batch in dataset.scanner(columns=columns, batch_size=READ_ROWS).to_batches():
         found |= traces.in_batch(batch)
     parts = f"{counted(len(traces.phrases), 'phrase')}, {counted(len(traces.runs), 'run')} of tokens"
-    values = f"digests of {', '.join(traces.digests)}; {parts}" if traces.digests else "no version has their text still"
+    values = f"digests of {', '.join(traces.keys)}; {parts}" if traces.keys else "no version has their text still"
     yield Check(
         place=f"version {dataset.version}, the newest",
         method=f"all {dataset.count_rows():,} rows, by id; {values}",
@@ -129,9 +127,6 @@ def _rows(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
 
 def _indexes(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
     """Queries to the full-text indexes of the newest version; what their files hold is found with all other files."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for index in dataset.describe_indices():
         if index.field_names != ["text"]:
             yield Check(
@@ -144,8 +139,8 @@ def _indexes(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
         for phrase in traces.phrases:
             words = phrase.replace('"', " ")  # quotes would ask for word positions
             hits = dataset.scanner(columns=["id", "text", "_score"], full_text_query=words, limit=HITS).to_table()
-            mine = pc.any(pc.is_in(hits["id"], value_set=pa.array(traces.ids))).as_py()
-            if mine or holds(hits["text"].combine_chunks(), phrase):
+            mine = is_in(hits["id"].to_numpy(), traces.ids).any()
+            if mine or any(held_in(part, [phrase]) for part in hits["text"].chunks):
                 found.append("a phrase of one of them finds it")
         yield Check(
             place=f"index {index.name} of the newest version",
@@ -163,7 +158,7 @@ def _versions(dataset: lance.LanceDataset, ids: Int64Array, pinned_by_runs: Mapp
     found, found_in = [], []
     for version in older:
         rows = sum(
-            int(np.isin(batch["id"].to_numpy(), ids).sum())
+            int(is_in(batch["id"].to_numpy(), ids).sum())
             for batch in dataset.checkout_version(version).scanner(columns=["id"]).to_batches()
         )
         if rows:

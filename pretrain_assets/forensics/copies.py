@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from pretrain_assets.loader.plan import Int64Array
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-Int64Array = npt.NDArray[np.int64]
 SCAN_ROWS = 262_144
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
@@ -69,6 +70,7 @@ def shown_rows(
     """What is shown of rows, each read in the newest version that has it."""
     ingested = {r.version: r.tag for r in history if r.stage == "ingested" and r.rows}
     values: dict[int, dict[str, Any]] = {}
+    following = dict(pairwise(int(entry["version"]) for entry in dataset.versions()))
     for version in sorted(set(found["last"].to_pylist())):
         opened = dataset.checkout_version(version)
         text = ["text"] if deleted_text or version == dataset.version else []
@@ -83,14 +85,15 @@ def shown_rows(
         yield Row(
             **shown,
             ingested=ingested.get(created, f"version {created}"),
-            deleted=None if row["last"] == dataset.version else _deletion(history, dataset, row["id"], row["last"]),
+            deleted=_deletion(history, row["id"], row["last"], following.get(row["last"])),
             preview=" ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS] if text is not None else None,
         )
 
 
-def _deletion(history: Sequence[LineageRecord], dataset: lance.LanceDataset, row: int, last: int) -> str:
-    """Which deletion took a row away that version `last` was the last one to have."""
-    after = next(v["version"] for v in dataset.versions() if v["version"] > last)
-    made = [r for r in history if r.stage == STAGE and last < r.version <= after]
-    exactly = [r.tag for r in made if row in r.details.get("ids", ())]
-    return ", ".join(exactly or [r.tag for r in made]) or f"version {after}, by something without a record"
+def _deletion(history: Sequence[LineageRecord], row: int, last: int, after: int | None) -> str | None:
+    """Which deletion took a row away that version `last` has, and the next one that is there has not."""
+    if after is None:
+        return None
+    made = [record for record in history if record.stage == STAGE and last < record.version <= after]
+    exactly = [record.tag for record in made if row in record.details.get("ids", ())]
+    return ", ".join(exactly or [record.tag for record in made]) or f"version {after}, by something without a record"

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import ConfigError, FilterError, TableError
-from pretrain_assets.forensics.copies import SCAN_ROWS, Int64Array, ids_where, related
+from pretrain_assets.forensics.copies import SCAN_ROWS, ids_where, related
 from pretrain_assets.forensics.document_rows import Row, gone_row, shown_rows
+from pretrain_assets.loader.plan import Int64Array, UInt64Array
 from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.predicate import in_list, redacted
@@ -83,8 +84,8 @@ class Documents:
     """The newest version, at which was asked."""
     ids: Int64Array
     """The rows' ids, ascending, shape (rows,)."""
-    row_ids: npt.NDArray[np.uint64]
-    """Lance's stable row ids, by which indexes know the rows, of those that any version has."""
+    row_ids: UInt64Array
+    """Lance's stable row ids, by which indexes know the rows: of those that any version has, in the order of `ids`."""
     created: Int64Array
     """Version that each row came with, shape (rows,)."""
     last: Int64Array

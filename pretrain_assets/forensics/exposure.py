@@ -6,7 +6,7 @@ Invariant: the answer names the reason whenever the document was not seen.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pretrain_assets.config import Recipe
@@ -58,30 +58,31 @@ def seen_by(location: Location, *, pin: Pin, recipe: Recipe, step: int, ids: Seq
         step: Optimizer steps done by the checkpoint.
         ids: Documents, by the table's `id`.
     """
-    schedule = schedule_of(location, pin, recipe)
+    planner = Planner(location, pin, recipe.data)
+    schedule = Schedule(planner.plan, recipe.cycles_per_step)
     found = exposures(schedule, ids, last_step=step)
-    reasons = _reasons(location, pin, recipe, schedule, step, [i for i, spans in found.items() if not spans])
+    outside = why_outside(location, pin, recipe.data, [i for i, spans in found.items() if not spans])
+    kept = [i for i, spans in found.items() if not spans and i not in outside]
+    entered = range(schedule.locate(max(step, 1))[0] + 1)  # what comes in later epochs is not looked at
+    made = turns_of(planner, schedule, kept, entered)
+    last = recipe.train.max_steps or sys.maxsize  # without it a run ends with an epoch
+    why = outside | {i: why_not_yet(made[i], step=step, total_steps=last) for i in kept}
     return {
         i: SeenBy(
             times=sum(span.doc_start == 0 for span in spans or ()),  # every draw that was reached begins at its start
             first_step=spans[0].step if spans else None,
             last_step=spans[-1].step if spans else None,
             tokens=sum(span.tokens for span in spans or ()),
-            reason=reasons.get(i, ""),
+            reason=why[i].text if i in why else "",
         )
         for i, spans in found.items()
     }
 
 
-def _reasons(
-    location: Location, pin: Pin, recipe: Recipe, schedule: Schedule, step: int, ids: Sequence[int]
-) -> dict[int, str]:
-    """Why each of these documents was not trained on; later epochs than that of `step` are not looked at."""
-    outside = why_outside(location, pin, recipe.data, ids)
-    kept: dict[int, list[Turn]] = {i: [] for i in ids if i not in outside}
-    for epoch in range(schedule.locate(max(step, 1))[0] + 1 if kept else 0):
-        for i, of_epoch in turns(schedule, kept, epoch, seed=recipe.data.seed).items():
-            kept[i] += of_epoch
-    last = recipe.train.max_steps or sys.maxsize  # without it a run ends with an epoch
-    inside = {i: why_not_yet(of_run, step=step, total_steps=last) for i, of_run in kept.items()}
-    return {i: why.text for i, why in {**outside, **inside}.items()}
+def turns_of(planner: Planner, schedule: Schedule, ids: Iterable[int], epochs: Iterable[int]) -> dict[int, list[Turn]]:
+    """What several epochs make of each document that the filter keeps."""
+    found: dict[int, list[Turn]] = {i: [] for i in ids}
+    for epoch in epochs if found else ():
+        for i, of_epoch in turns(schedule, found, epoch, left_over=planner.left_over).items():
+            found[i] += of_epoch
+    return found

@@ -43,11 +43,6 @@ class Account:
     went: dict[str, int]
     """What became of it, by reason."""
 
-    @property
-    def missing(self) -> int:
-        """What came in and is not accounted for; negative where more went out."""
-        return sum(self.came.values()) - sum(self.went.values())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -122,10 +117,9 @@ def _section(name: str, detail: str, accounts: Iterable[Account], gaps: Iterable
     """A section whose accounts' gaps stand before others."""
     held = tuple(accounts)
     own = [
-        f"{abs(account.missing):,} {account.unit} {'are missing' if account.missing > 0 else 'too many'}: "
-        f"{sum(account.came.values()):,} came in, {sum(account.went.values()):,} are accounted for"
-        for account in held
-        if account.missing
+        f"{sum(a.came.values()):,} {a.unit} came in, {sum(a.went.values()):,} are accounted for"
+        for a in held
+        if sum(a.came.values()) != sum(a.went.values())
     ]
     return Section(name=name, detail=detail, accounts=held, gaps=(*own, *gaps))
 

@@ -14,6 +14,7 @@ from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.forensics.vectors import NO_ID, VectorColumn, has_index, nearest, vector_column
+from pretrain_assets.forensics.where import quoted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.storage import Location, open_dataset
@@ -90,7 +91,7 @@ class NeighboursOf:
 
 def neighbours_of(
     location: Location,
-    doc_id: int,
+    doc: int | str,
     *,
     limit: int = 5,
     where: str | None = None,
@@ -101,14 +102,14 @@ def neighbours_of(
 
     Args:
         location: The table.
-        doc_id: The table's `id` of the document.
+        doc: The document, by the table's `id`, or by the source's own `doc_id` where that is not a number.
         limit: Most neighbours.
         where: SQL predicate that neighbours must satisfy; named filters may stand in it.
         exact: Compare every vector even where there is an index.
         checkpoint: Say of each document what this one saw.
 
     Raises:
-        TableError: no such document, or the table has no vectors.
+        TableError: no such document, several with that `doc_id`, or no vectors.
         FilterError: `where` is not a predicate of the table.
     """
     import numpy as np
@@ -116,10 +117,10 @@ def neighbours_of(
     dataset = open_dataset(location)
     column, pin = vector_column(dataset), Pin(table_id(dataset), dataset.version)
     where = where and checked(dataset, where, setting="where")
-    columns = ("source", "text", *PARTNERS, column.name)
+    columns, doc_id = ("source", "text", *PARTNERS, column.name), _id_of(dataset, doc)
     own = rows_by_id(location, pin, [doc_id], columns).get(doc_id)
     if own is None:
-        raise TableError(f"{location.uri} version {pin.version} has no document {doc_id}: ids are in its column id.")
+        raise _nothing(dataset, doc)
     vector = own[column.name]
     if vector is None:
         raise TableError(
@@ -175,6 +176,32 @@ def method_of(dataset: lance.LanceDataset, column: VectorColumn, *, exact: bool)
 def preview(text: str | None) -> str:
     """The beginning of a text, white space folded."""
     return " ".join((text or "")[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
+
+
+def _id_of(dataset: lance.LanceDataset, doc: int | str) -> int:
+    """The table's id of a document as people name it."""
+    if isinstance(doc, int) or (doc.isascii() and doc.isdigit()):
+        if int(doc) < 1 << 63:
+            return int(doc)
+        raise _nothing(dataset, doc)
+    found = []
+    if "doc_id" in dataset.schema.names:
+        found = dataset.to_table(columns=["id"], filter=f"doc_id = {quoted(doc)}")["id"].to_pylist()
+    if len(found) > 1:
+        listed = ", ".join(map(str, found[:10]))
+        raise TableError(
+            f"{len(found):,} documents have the doc_id {doc[:200]!r}: give the id of one, such as {listed}."
+        )
+    if not found:
+        raise _nothing(dataset, doc)
+    return int(found[0])
+
+
+def _nothing(dataset: lance.LanceDataset, doc: int | str) -> TableError:
+    return TableError(
+        f"{dataset.uri} version {dataset.version} has no document {str(doc)[:200]!r}. Give the table's id, or the source's "
+        "own doc_id; `pretrain search WORDS` shows the ids of what it finds."
+    )
 
 
 def _family(doc_id: int, rows: Mapping[int, dict[str, Any]]) -> int:

@@ -15,17 +15,9 @@ from pretrain_assets.errors import ConfigError
 if TYPE_CHECKING:
     from lance.query import FullTextQuery
 
-STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
-        "this to was will with",
-    )
-)
-"""Words that the index leaves out (Lucene's English list, which Lance's tokenizer has)."""
 ENDINGS = re.compile(r"(?:ations?|ings?|edly|ed|ies|ions?|es|ly|s|y|e)$")
 """What a stem may lack; enough to see "photosynthesise" where "photosynthesis" was asked for."""
-SHORTEST_STEM = 3
+SHORTEST_STEM, TELLING_LETTERS = 3, 4
 PREVIEW_CHARS = 200
 """Characters of a text shown."""
 LEAD_CHARS = 40
@@ -40,8 +32,7 @@ class TextQuery:
     words: tuple[str, ...]
     """Any of these, the more the better."""
     phrases: tuple[tuple[str, ...], ...]
-    """Each of these must stand in the text: these words, in any of their forms, one after the other. A word that the
-    index leaves out, such as `of`, stands for any one word."""
+    """Each of these must stand in the text: these words, in any of their forms, one after the other."""
 
     def lance(self) -> FullTextQuery:
         """The same for Lance: words rank, phrases must occur and rank."""
@@ -68,21 +59,14 @@ def parse(query: str) -> TextQuery:
     """Read a query.
 
     Raises:
-        ConfigError: it is empty, a quote is not closed, or the index leaves all of its words out.
+        ConfigError: it has no words, or a quote is not closed.
     """
     if query.count('"') % 2:
         raise ConfigError(f"{query!r} has a quote that is not closed: put a phrase between two, or leave them out.")
     phrases = tuple(filter(None, (_words(phrase) for phrase in _PHRASE.findall(query))))
     words = _words(_PHRASE.sub(" ", query))
-    every = [word for part in (words, *phrases) for word in part]
-    if not every:
-        raise ConfigError(f"The query {query!r} has no words: give one or more, or only --where.")
-    for part in (words, *phrases) if not _said(words) else phrases:
-        if part and not _said(part):
-            raise ConfigError(
-                f"{' '.join(part)!r} are only words that the index leaves out, since nearly every text has them; "
-                "add a rarer one."
-            )
+    if not words and not phrases:
+        raise ConfigError(f"The query {query!r} has no words: give one or more, or only a predicate with --where.")
     return TextQuery(words=words, phrases=phrases)
 
 
@@ -92,27 +76,30 @@ def preview(text: str | None, query: TextQuery | None) -> Preview:
     marks = _marks(folded, query) if query else []
     start = _start(folded, marks)
     stop = min(len(folded), start + PREVIEW_CHARS)
+    if stop < len(folded) and (space := folded.rfind(" ", start + 1, stop + 1)) > 0:
+        stop = space
     before, after = "... " if start else "", " ..." if stop < len(folded) else ""
-    shift = len(before) - start
-    inside = tuple((left + shift, right + shift) for left, right, _ in marks if left >= start and right <= stop)
-    return Preview(text=f"{before}{folded[start:stop]}{after}", matches=inside)
+    inside: list[tuple[int, int]] = []
+    for left, right, _ in marks:
+        if left >= start and right <= stop:
+            left, right = left - start + len(before), right - start + len(before)
+            if inside and left < inside[-1][1]:  # a word of a phrase that is marked already
+                left, right = inside[-1][0], max(right, inside.pop()[1])
+            inside.append((left, right))
+    return Preview(text=f"{before}{folded[start:stop]}{after}", matches=tuple(inside))
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", text))
 
 
-def _said(words: tuple[str, ...]) -> bool:
-    return any(word.lower() not in STOP_WORDS for word in words)
-
-
 def _marks(text: str, query: TextQuery) -> list[tuple[int, int, int]]:
     """Start, stop and number of every word and phrase that stands in a text, in order."""
-    phrases = [r"\W+".join(_form(word) for word in phrase) for phrase in query.phrases]
-    words = [_form(word) for word in query.words if _said((word,))]
+    telling = [word for word in query.words if len(word) >= TELLING_LETTERS] or query.words
+    forms = [r"\W+".join(map(_form, phrase)) for phrase in [*query.phrases, *((word,) for word in telling)]]
     found = [
         (match.start(), match.end(), number)
-        for number, form in enumerate([*phrases, *words])
+        for number, form in enumerate(forms)
         for match in re.finditer(rf"\b{form}\b", text, re.IGNORECASE)
     ]
     return sorted(found)
@@ -120,8 +107,6 @@ def _marks(text: str, query: TextQuery) -> list[tuple[int, int, int]]:
 
 def _form(word: str) -> str:
     """A pattern of a word in its forms."""
-    if not _said((word,)):
-        return r"\w+"
     stem = ENDINGS.sub("", word.lower())
     return re.escape(word) if len(stem) < SHORTEST_STEM else rf"{re.escape(stem)}\w{{0,6}}"
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pretrain_assets.config import DataConfig, RunSpec
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.forensics.exposure import schedule_of
-from pretrain_assets.launch.contract import RUN_NAME, read_result, read_spec
+from pretrain_assets.launch.contract import RUN_NAME, read_file, read_result, read_spec
 from pretrain_assets.loader.holes import hidden_per_step
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import BlockLoader
@@ -122,9 +122,10 @@ def compare(run_dir: str, *, measure: bool = True) -> Comparison:
     if spec.replay is None:
         raise ConfigError(f"{run_dir} is no replay of another run; `pretrain runs` shows which are")
     had, has = read_metrics(spec.replay.run_dir), read_metrics(run_dir)
-    schedule = schedule_of(location_of(spec), Pin.parse(spec.pin), spec.recipe)
     last = max((record["step"] for record in has), default=0)
-    hidden = hidden_per_step(schedule, last)
+    before = _data_before(spec)
+    schedule, full = (_schedule(spec, data) for data in (spec.recipe.data, before))
+    hidden = hidden_per_step(schedule, last) - hidden_per_step(full, last)
     training, validation = _points(had, has, "loss", hidden), _points(had, has, "val_loss", None)
     if not training and not validation:
         raise ConfigError(f"{run_dir} and {spec.replay.run_dir} have no loss of the same step: nothing to compare yet")
@@ -146,7 +147,7 @@ def compare(run_dir: str, *, measure: bool = True) -> Comparison:
             for kind, key in (("", "loss"), (" validation", "val_loss"))
             for name, records in (("original", had), ("replay", has))
         },
-        blocks=_blocks_loss(spec, run_dir, schedule) if measure else None,
+        blocks=_blocks_loss(spec, run_dir, schedule, before) if measure else None,
     )
 
 
@@ -186,14 +187,27 @@ def _common_step(spec: RunSpec, run_dir: str) -> int | None:
     return None
 
 
-def _blocks_loss(spec: RunSpec, run_dir: str, schedule: Schedule) -> BlocksLoss | None:
+def _data_before(spec: RunSpec) -> DataConfig:
+    """What the original was trained on: the same without holes, or, itself a replay, with fewer."""
+    assert spec.replay is not None
+    run_json = join(spec.replay.run_dir, RUN_NAME)
+    if read_file(run_json) is not None:
+        return read_spec(run_json).recipe.data
+    return replace(spec.recipe.data, without=(), without_from=(0, 0))
+
+
+def _schedule(spec: RunSpec, data: DataConfig) -> Schedule:
+    return schedule_of(location_of(spec), Pin.parse(spec.pin), replace(spec.recipe, data=data))
+
+
+def _blocks_loss(spec: RunSpec, run_dir: str, schedule: Schedule, before: DataConfig) -> BlocksLoss | None:
     assert spec.replay is not None
     step = _common_step(spec, run_dir)
     places = _blocks_with_holes(schedule, step) if step else []
     if step is None or not places:
         return None
     chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, MAX_BLOCKS).astype(int))]
-    blocks = [_block(spec, *place) for place in chosen]
+    blocks = [_block(spec, before, *place) for place in chosen]
     sums = np.array([_losses(folder, step, blocks) for folder in (spec.replay.run_dir, run_dir)])  # (2, kinds, 2)
     left_out, others = sums[:, 0], sums[:, 1]
     if not left_out[0, 1]:
@@ -233,10 +247,9 @@ class _Block:
     is_hole: torch.Tensor
 
 
-def _block(spec: RunSpec, epoch: int, cycle: int, split: int) -> _Block:
+def _block(spec: RunSpec, before: DataConfig, epoch: int, cycle: int, split: int) -> _Block:
     """A block as the original has it, and which of its tokens are holes in the replay."""
-    full = replace(spec.recipe.data, without=(), without_from=(0, 0))
-    had, has = (_read(spec, data, epoch, cycle, split) for data in (full, spec.recipe.data))
+    had, has = (_read(spec, data, epoch, cycle, split) for data in (before, spec.recipe.data))
     return _Block(*had, had[0] != has[0])
 
 

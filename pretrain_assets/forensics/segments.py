@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TEXT, VECTORS = "text_fts", "embedding_ivf"
 """Names of the indexes."""
+FEWEST_BITS = 64
 PARTITION_VECTORS = 4_096
 """Vectors of a partition. Of 20 such partitions, searched of 56, come 98.8% of the ten nearest."""
 
@@ -83,12 +84,13 @@ def write_vectors(
 ) -> Index:
     """Write a segment over the vectors of these fragments, of which so many point somewhere.
 
-    A bit for each dimension (RaBitQ, Gao and Long 2024), by which candidates are found, whose vectors are then read and
-    compared exactly. It takes dimensions in eights only; others are kept as they are.
+    A bit for each dimension (RaBitQ, Gao and Long 2024) finds candidates, whose vectors are then read and compared
+    exactly. Of 226 k vectors of 256 dimensions that is 10 MB, recall 0.988 and 13 CPU seconds, where IVF_PQ takes 75 to
+    119 for 0.983 to 0.991, and IVF_FLAT 116 MB, as much as the column. Few dimensions have too few bits, and it takes
+    them in eights: others are kept as they are.
     """
-    kind: dict[str, Any] = {"index_type": "IVF_RQ", "num_bits": 1}
-    if column.dims % 8:
-        kind = {"index_type": "IVF_FLAT"}
+    bits = column.dims >= FEWEST_BITS and column.dims % 8 == 0
+    kind: dict[str, Any] = {"index_type": "IVF_RQ", "num_bits": 1} if bits else {"index_type": "IVF_FLAT"}
     return dataset.create_index_uncommitted(
         column.name,
         name=VECTORS,

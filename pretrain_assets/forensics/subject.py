@@ -5,7 +5,8 @@ Invariant: a run needs no checkpoint to be asked about, and a checkpoint no run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import sys
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, join
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.checkpoint import checkpoint_uri, newest
-from pretrain_assets.train.metrics import Record, read_metrics
+from pretrain_assets.train.metrics import read_metrics
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -65,18 +66,26 @@ class Subject:
     """Number of ranks to assume for all steps; None: those that the metrics name."""
 
     @cached_property
-    def records(self) -> Sequence[Record]:
-        """Its metrics, oldest first."""
-        return read_metrics(self.run_dir)
+    def _reports(self) -> list[tuple[int, int | None]]:
+        """Steps that were reported, in order, and the number of ranks that made them."""
+        return [(record["step"], record.get("ranks")) for record in read_metrics(self.run_dir)]
+
+    @cached_property
+    def _sessions(self) -> list[tuple[int, int]]:
+        """First steps from which on so many ranks trained.
+
+        Every time that a run starts or goes on it reports its first step, and drops what was reported after that.
+        """
+        return [(step, ranks) for step, ranks in self._reports if ranks is not None]
 
     def ranks_at(self, step: int) -> int | None:
         """How many ranks made a step; None where the run has not made it, or its metrics do not say."""
         if self.ranks is not None:
             return self.ranks
-        if not self.records or step > self.records[-1]["step"]:
+        if not self._reports or step > self._reports[-1][0]:
             return None
-        # every time that a run starts or goes on it reports its first step, so the newest report is of the same ranks
-        return next((r["ranks"] for r in reversed(self.records) if r["step"] <= step and "ranks" in r), None)
+        at = bisect.bisect_right(self._sessions, (step, sys.maxsize)) - 1
+        return self._sessions[at][1] if at >= 0 else None
 
     def rank_of(self, split: int, step: int) -> int | None:
         """The rank that had a split at a step; None where that is not known."""

@@ -7,19 +7,20 @@ also by phrases and runs of tokens that no other row has. What is searched for i
 from __future__ import annotations
 
 import html
-import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pretrain_assets.curate.normalise import HASH_BYTES, content_hashes
-from pretrain_assets.forensics.copies import Int64Array
 from pretrain_assets.forensics.documents import Documents
-from pretrain_assets.table.predicate import in_list
+from pretrain_assets.loader.plan import Int64Array, UInt64Array
+from pretrain_assets.loader.read import take_rows
 
 if TYPE_CHECKING:
     import lance
@@ -38,7 +39,6 @@ READ_ROWS = 1_024
 """Rows of text read at a time."""
 PIECE_BYTES = 16 << 20
 TEXTS = ("text", "text_masked")
-IDS_PER_READ = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,10 +47,10 @@ class Traces:
 
     ids: Int64Array
     """Ids of the documents, ascending."""
-    row_ids: npt.NDArray[np.uint64]
-    """Row ids by which indexes know them."""
-    digests: dict[str, pa.Array]
-    """By column, digests of the documents' values that no other row has; 16 bytes each."""
+    row_ids: UInt64Array
+    """Row ids by which indexes know them, ascending."""
+    keys: dict[str, UInt64Array]
+    """By column, keys of the documents' values that no other row has, ascending; see `keys`."""
     phrases: tuple[str, ...]
     """Parts of their texts that stand in no other row."""
     runs: tuple[bytes, ...]
@@ -60,7 +60,7 @@ class Traces:
 
     @property
     def needles(self) -> tuple[bytes, ...]:
-        """Everything that can be found in plain bytes: phrases, also as JSON and HTML write them, and runs of tokens."""
+        """What can be found in plain bytes: phrases, also as JSON and HTML write them, and runs of tokens."""
         written = [way for text in self.phrases for way in (text, json.dumps(text)[1:-1], html.escape(text))]
         return tuple(dict.fromkeys([*(way.encode() for way in written), *self.runs]))
 
@@ -68,15 +68,15 @@ class Traces:
         """How a batch of any columns shows one of the documents; empty where it does not."""
         found = set()
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name == "id" and _any_in(column, self.ids):
+            if name == "id" and is_in(column.to_numpy(), self.ids).any():
                 found.add("id")
-            if name == "_rowid" and _any_in(column, self.row_ids):
+            if name == "_rowid" and is_in(column.to_numpy(), self.row_ids).any():
                 found.add("row id")
-            if name in self.digests and _has_digests(column.type) and _any_in(digests(column), self.digests[name]):
+            if name in self.keys and _has_keys(column.type) and is_in(keys(column), self.keys[name]).any():
                 found.add(name)
-            if any(holds(column, phrase) for phrase in self.phrases):
+            if held_in(column, self.phrases):
                 found.add(f"phrase in {name}")
-            if any(holds(column, run) for run in self.runs):
+            if held_in(column, self.runs):
                 found.add(f"tokens in {name}")
         return found
 
@@ -88,31 +88,26 @@ def traces_of(dataset: lance.LanceDataset, documents: Documents) -> Traces:
         dataset: The table, at its newest version.
         documents: The documents.
     """
-    import pyarrow.compute as pc
-
-    values: dict[str, list[pa.Array]] = {}
+    values: dict[str, list[UInt64Array]] = {}
     phrases: list[list[str]] = []
     runs: list[list[bytes]] = []
     chosen = set(documents.ids[:: max(1, len(documents) // PHRASED_DOCUMENTS)][:PHRASED_DOCUMENTS].tolist())
     for batch in _rows(dataset, documents):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if _has_digests(column.type):
-                values.setdefault(name, []).append(digests(column))
+            if _has_keys(column.type):
+                values.setdefault(name, []).append(keys(column))
         for at, row in enumerate(batch["id"].to_pylist()):
             if row in chosen:
                 phrases.append(_phrases(batch["text"][at].as_py()) if "text" in batch.schema.names else [])
-                tokens = (c for c in batch.columns if _is_tokens(c.type))
+                tokens = (column for column in batch.columns if _is_tokens(column.type))
                 runs.append([run for column in tokens for run in _runs(column[at].as_py())])
-    import pyarrow as pa
-
-    own = {name: pc.unique(pa.concat_arrays(parts)).drop_null() for name, parts in values.items()}
-    every = [text for texts in phrases for text in texts], [run for some in runs for run in some]
-    shared, others = _of_other_rows(dataset, documents.ids, own, every)
-    left = {name: array.filter(pc.invert(pc.is_in(array, value_set=shared[name]))) for name, array in own.items()}
+    own = {name: np.unique(np.concatenate(parts)) for name, parts in values.items()}
+    shared, others = _of_other_rows(dataset, documents.ids, own, [*chain(*phrases)], [*chain(*runs)])
+    left = {name: np.setdiff1d(mine, shared[name], assume_unique=True) for name, mine in own.items()}
     return Traces(
         ids=documents.ids,
-        row_ids=documents.row_ids,
-        digests=left,
+        row_ids=np.sort(documents.row_ids),
+        keys=left,
         phrases=tuple(text for texts in phrases for text in [t for t in texts if t not in others][:PER_DOCUMENT]),
         runs=tuple(run for some in runs for run in [r for r in some if r not in others][:PER_DOCUMENT]),
         shared=len(own["text"]) - len(left["text"]) if "text" in own else 0,
@@ -121,41 +116,51 @@ def traces_of(dataset: lance.LanceDataset, documents: Documents) -> Traces:
 
 def _rows(dataset: lance.LanceDataset, documents: Documents) -> Iterator[pa.RecordBatch]:
     """The documents with the columns that identify them, each in the newest version that has it."""
-    for version in np.unique(documents.last[documents.last > 0]).tolist():
+    last = documents.last[documents.last > 0]
+    for version in np.unique(last).tolist():
         opened = dataset.checkout_version(version)
-        ids = documents.ids[documents.last == version].tolist()
-        for start in range(0, len(ids), IDS_PER_READ):
-            among = in_list("id", ids[start : start + IDS_PER_READ])
-            yield from opened.scanner(columns=_telling(opened), filter=among, batch_size=READ_ROWS).to_batches()
+        row_ids = np.sort(documents.row_ids[last == version])
+        for start in range(0, len(row_ids), READ_ROWS):
+            yield from take_rows(opened, row_ids[start : start + READ_ROWS], _telling(opened)).to_batches()
 
 
 def _of_other_rows(
     dataset: lance.LanceDataset,
     ids: Int64Array,
-    own: dict[str, pa.Array],
-    needles: tuple[Sequence[str], Sequence[bytes]],
-) -> tuple[dict[str, pa.Array], set[str | bytes]]:
-    """Which digests, phrases and runs of tokens other rows of the newest version have too."""
+    own: dict[str, UInt64Array],
+    phrases: Sequence[str],
+    runs: Sequence[bytes],
+) -> tuple[dict[str, UInt64Array], set[str | bytes]]:
+    """Which keys, phrases and runs of tokens other rows of the newest version have too."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    shared: dict[str, list[pa.Array]] = {name: [] for name in own}
+    shared = {name: [np.empty(0, np.uint64)] for name in own}
     seen: set[str | bytes] = set()
-    mine = pa.array(ids)
     for batch in dataset.scanner(columns=_telling(dataset), batch_size=READ_ROWS).to_batches():
-        batch = batch.filter(pc.invert(pc.is_in(batch["id"], value_set=mine)))
+        batch = batch.filter(pa.array(~is_in(batch["id"].to_numpy(), ids)))
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in own and _has_digests(column.type):
-                found = digests(column)
-                shared[name].append(found.filter(pc.is_in(found, value_set=own[name])))
-            seen |= {n for some in needles for n in some if n not in seen and holds(column, n)}
-    nothing = pa.array([], pa.binary(HASH_BYTES))
-    return {name: pa.concat_arrays([nothing, *parts]) for name, parts in shared.items()}, seen
+            if name in own and _has_keys(column.type):
+                found = keys(column)
+                shared[name].append(found[is_in(found, own[name])])
+            seen |= held_in(column, phrases) | held_in(column, runs)
+    return {name: np.unique(np.concatenate(parts)) for name, parts in shared.items()}, seen
 
 
 def _telling(dataset: lance.LanceDataset) -> list[str]:
     """`id`, and the columns that identify a document: its text, tokens, vectors and content hash."""
     return ["id", *(f.name for f in dataset.schema if f.name in TEXTS or _is_value(f.type) or f.name == "content_hash")]
+
+
+def keys(column: pa.Array) -> UInt64Array:
+    """The first eight bytes of the digest of every value that has one, as numbers.
+
+    Of a million documents among a thousand million rows, some other row has a key in common with one of them once in
+    twenty thousand times: n * m / 2^64.
+    """
+    found = digests(column).drop_null()
+    width = HASH_BYTES // 8
+    start = found.offset * width
+    return np.frombuffer(found.buffers()[1], np.uint64)[start : start + len(found) * width : width]
 
 
 def digests(column: pa.Array) -> pa.Array:
@@ -174,7 +179,7 @@ def digests(column: pa.Array) -> pa.Array:
         empty = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0), True)
         return pc.if_else(empty, None, content_hashes(texts))
     data, ends = _bytes(column)
-    found = [xxh3_128_digest(data[a:b]) if any(data[a:b]) else None for a, b in itertools.pairwise(ends)]
+    found = [xxh3_128_digest(data[a:b]) if any(data[a:b]) else None for a, b in pairwise(ends)]
     return pa.array(found, pa.binary(HASH_BYTES))
 
 
@@ -188,10 +193,10 @@ def _bytes(column: pa.Array) -> tuple[memoryview, list[int]]:
         size = column.type.list_size * width
         start = 0 if column.null_count else column.offset * size
         lengths = [0 if not there else size for there in column.is_valid().to_pylist()]
-        ends = [start, *(start + end for end in itertools.accumulate(lengths))]
+        ends = [start, *(start + end for end in accumulate(lengths))]
     elif column.null_count:
         lengths = column.value_lengths().fill_null(0).to_pylist()
-        ends = [0, *(width * end for end in itertools.accumulate(lengths))]
+        ends = [0, *(width * end for end in accumulate(lengths))]
     else:
         ends = (column.offsets.to_numpy().astype(np.int64) * width).tolist()
     buffer = values.buffers()[1]
@@ -212,45 +217,44 @@ def _is_value(kind: Any) -> bool:
     return _is_tokens(kind) or bool(pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type))
 
 
-def _has_digests(kind: Any) -> bool:
+def _has_keys(kind: Any) -> bool:
     import pyarrow as pa
 
     hashed = pa.types.is_fixed_size_binary(kind) and kind.byte_width == HASH_BYTES
     return bool(_is_value(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or hashed)
 
 
-def _any_in(column: Any, wanted: Any) -> bool:
+def is_in(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values are among some numbers in ascending order, in time that hardly depends on how many these are."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    return np.asarray(wanted[places] == values)
+
+
+def held_in(column: pa.Array, needles: Sequence[str] | Sequence[bytes]) -> set[str | bytes]:
+    """Which phrases stand in a column of texts, or which runs of tokens in one of tokens; nothing in any other."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    values = wanted if isinstance(wanted, pa.Array) else pa.array(wanted)
-    return bool(len(values)) and bool(pc.any(pc.is_in(column, value_set=values)).as_py())
+    phrases = [needle for needle in needles if isinstance(needle, str)]
+    runs = [needle for needle in needles if isinstance(needle, bytes)]
+    if phrases and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        any_of_them = "|".join(re.escape(phrase) for phrase in phrases)  # one pass, which usually finds none
+        if pc.any(pc.match_substring_regex(column, any_of_them)).as_py():
+            return {phrase for phrase in phrases if pc.any(pc.match_substring(column, phrase)).as_py()}
+    if runs and _is_tokens(column.type) and column.values.type.bit_width == 32 and len(column.values):
+        content = bytes(memoryview(column.values.buffers()[1]))
+        return {run for run in runs if find_aligned(content, run, 4)}
+    return set()
 
 
-def holds(column: pa.Array, needle: str | bytes) -> bool:
-    """Whether a phrase stands in a column of texts, or a run of tokens in one of tokens."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = column.type
-    if isinstance(needle, str):
-        is_text = bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        return is_text and bool(pc.any(pc.match_substring(column, needle)).as_py())
-    if not _is_tokens(kind):
-        return False
-    values = column.values
-    width = values.type.bit_width // 8
-    buffer = values.buffers()[1]
-    return width == 4 and buffer is not None and find_aligned(memoryview(buffer), needle, width)
-
-
-def find_aligned(data: memoryview, needle: bytes, width: int) -> bool:
-    """Whether a run of numbers of `width` bytes is in `data`, at the place of a number."""
-    content, at = bytes(data), -1
-    while (at := content.find(needle, at + 1)) >= 0:
-        if at % width == 0:
-            return True
-    return False
+def find_aligned(content: bytes, needle: bytes, width: int) -> bool:
+    """Whether a run of numbers of `width` bytes is in the content, at the place of a number."""
+    at = content.find(needle)
+    while at >= 0 and at % width:
+        at = content.find(needle, at + 1)
+    return at >= 0
 
 
 def _phrases(text: str | None) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from pretrain_assets.curate.explain import preview, shown
 from pretrain_assets.errors import TableError
-from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.exposure import turns_of
 from pretrain_assets.forensics.subject import Span, Subject, find_subject
 from pretrain_assets.forensics.why import Why, deletions, why_not_yet, why_outside
+from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
-from pretrain_assets.loader.turns import Turn, turns
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import open_pin, records
@@ -104,7 +104,8 @@ def where(
     """
     subject = find_subject(which, runs_uri, location, ranks=ranks)
     ids = list(dict.fromkeys(_ids(subject, docs)))
-    schedule = schedule_of(subject.location, subject.pin, subject.recipe)
+    planner = Planner(subject.location, subject.pin, subject.recipe.data)
+    schedule = Schedule(planner.plan, subject.recipe.cycles_per_step)
     train = subject.recipe.train
     total_steps = schedule.total_steps(max_steps=train.max_steps, epochs=train.epochs)
     return Whereabouts(
@@ -112,21 +113,21 @@ def where(
         pin=str(subject.pin),
         step=subject.step,
         total_steps=total_steps,
-        documents=tuple(_places(subject, schedule, ids, total_steps)),
+        documents=tuple(_places(subject, planner, schedule, ids, total_steps)),
     )
 
 
-def _places(subject: Subject, schedule: Schedule, ids: Sequence[int], total_steps: int) -> Iterator[Where]:
+def _places(
+    subject: Subject, planner: Planner, schedule: Schedule, ids: Sequence[int], total_steps: int
+) -> Iterator[Where]:
     location, pin, data = subject.location, subject.pin, subject.recipe.data
     outside = why_outside(location, pin, data, ids)
-    kept: dict[int, list[Turn]] = {i: [] for i in ids if i not in outside}
-    for epoch in range(schedule.locate(max(total_steps, 1))[0] + 1 if kept else 0):
-        for i, of_epoch in turns(schedule, kept, epoch, seed=data.seed).items():
-            kept[i] += of_epoch
+    kept = [i for i in ids if i not in outside]
+    made = turns_of(planner, schedule, kept, range(schedule.locate(max(total_steps, 1))[0] + 1))
     rows = rows_by_id(location, pin, ids, ["doc_id", "source", "score", "text", data.count_column])
     deleted = _deleted(subject, rows)
     for i in ids:
-        row, mine = rows.get(i, {}), kept.get(i, [])
+        row, mine = rows.get(i, {}), made.get(i, [])
         spans = sorted(subject.span(one) for turn in mine for one in turn.exposures)
         seen = tuple(span for span in spans if span.step <= subject.step)
         not_yet = None if seen or not mine else why_not_yet(mine, step=subject.step, total_steps=total_steps)

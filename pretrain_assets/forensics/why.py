@@ -91,8 +91,8 @@ def why_not_yet(turns: Sequence[Turn], *, step: int, total_steps: int) -> Why:
     reasons = [(next(iter(turn.left_out)), turn) for turn in earlier]
     said = list(dict.fromkeys(LEFT_OUT[kind].format(epoch=turn.epoch, split=turn.split) for kind, turn in reasons))
     if not coming:
-        facts = {"epochs": [{"epoch": turn.epoch, "reason": kind} for kind, turn in reasons]}
-        return Why(kind=reasons[0][0], text="; ".join(said), facts=facts)
+        by_epoch = [{"epoch": turn.epoch, "reason": kind} for kind, turn in reasons]
+        return Why(kind=reasons[0][0], text="; ".join(said), facts={"epochs": by_epoch})
     past = coming.step > total_steps
     comes = "would have come" if past else "comes"
     said += [f"its turn {comes} at step {coming.step:,} (epoch {coming.epoch}), after step {min(step, total_steps):,}"]

@@ -11,6 +11,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 

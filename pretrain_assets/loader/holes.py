@@ -7,6 +7,7 @@ other: its document is not left out, and padding before it says what an end-of-t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from pretrain_assets.loader.plan import EpochPlan, Int64Array
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.plural import counted
+
+_log = logging.getLogger(__name__)
 
 
 class Targets:
@@ -29,6 +33,19 @@ class Targets:
         if not len(self._schedule.plan(epoch).holes):
             return True
         return bool(self._per_cycle(epoch)[cycle : cycle + self._schedule.cycles_per_step].any())
+
+
+def describe_holes(plan: EpochPlan, asked: int) -> None:
+    """Log what an epoch leaves out; a warning where it draws none of some documents, which are no holes then.
+
+    Args:
+        plan: Of the epoch.
+        asked: Documents in `data.without`.
+    """
+    found, (begins, ends) = len(np.unique(plan.order[plan.holes])), plan.hole_spans
+    text = f"holes: {found:,} of {counted(asked, 'document')}, {counted(int((ends - begins).sum()), 'token')}"
+    level = logging.INFO if found == asked else logging.WARNING
+    _log.log(level, "%s, in the order of epoch %d%s", text, plan.epoch, "" if found == asked else "; not the others")
 
 
 def targets_per_cycle(plan: EpochPlan) -> Int64Array:

@@ -121,24 +121,6 @@ def mix(
         seed: The run's shuffle seed, the same for all epochs.
         epoch: Epoch, from 0.
     """
-    times = times_drawn(num_tokens, parts, weights, row_ids, seed=seed, epoch=epoch)
-    again, passes = np.flatnonzero(times).astype(np.uint32), []
-    while len(again):
-        passes.append(again)
-        again = again[times[again] > len(passes)]
-    return np.concatenate(passes)
-
-
-def times_drawn(
-    num_tokens: Int32Array,
-    parts: UInt8Array,
-    weights: Sequence[float],
-    row_ids: UInt64Array,
-    *,
-    seed: int,
-    epoch: int,
-) -> UInt32Array:
-    """How often each kept row enters an epoch, shape (rows,); arguments as for `mix`."""
     due = (int(num_tokens.sum(dtype=np.int64)) + len(num_tokens)) / sum(map(Fraction, weights), Fraction())
     times = np.zeros(len(num_tokens), np.uint32)
     for part, weight in enumerate(weights):
@@ -151,7 +133,11 @@ def times_drawn(
         times[ring] = rounds
         times[ring[first : first + rest]] += 1
         times[ring[: max(0, first + rest - len(ring))]] += 1
-    return times
+    again, passes = np.flatnonzero(times).astype(np.uint32), []
+    while len(again):
+        passes.append(again)
+        again = again[times[again] > len(passes)]
+    return np.concatenate(passes)
 
 
 @dataclass(kw_only=True)

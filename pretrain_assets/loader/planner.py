@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pretrain_assets.config import DataConfig
 from pretrain_assets.errors import FilterError, TableError
-from pretrain_assets.loader.mixture import SCAN_BATCH_ROWS, assign, mix
+from pretrain_assets.loader.mixture import SCAN_BATCH_ROWS, UInt32Array, assign, mix
 from pretrain_assets.loader.parts import tally
 from pretrain_assets.loader.plan import EpochPlan, Int64Array, KeptRows, places_of
 from pretrain_assets.loader.store import ArrayStore, Writer, cache_folder
@@ -42,6 +42,14 @@ class Planner:
         self._pin, self._data, self._setting = pin, data, setting
         self._store = ArrayStore(cache_folder(), location.plans_uri if is_remote(location.uri) else None)
         self.plan = lru_cache(maxsize=2)(self._plan)
+
+    def left_over(self, epoch: int) -> UInt32Array:
+        """Places among the kept rows of the draws that an epoch leaves out for all splits to get equally many."""
+        rows = self.rows
+        stored = self._store.get(
+            "left_over", self._plan_key(epoch), lambda writer: self._write_rest(writer, rows, epoch)
+        )
+        return np.asarray(stored.arrays["rows"])
 
     @cached_property
     def rows(self) -> KeptRows:
@@ -78,18 +86,22 @@ class Planner:
             "count_column": data.count_column,
         }
 
-    def _plan(self, epoch: int) -> EpochPlan:
+    def _plan_key(self, epoch: int) -> dict[str, Any]:
         data = self._data
-        rows, rows_digest = self._rows
-        key = {
+        return {
             **self._rows_key,
-            "rows": rows_digest,
+            "rows": self._rows[1],
             "weights": [part.weight for part in data.mixture],
             "seed": data.seed,
             "epoch": epoch,
             "num_splits": data.num_splits,
             "shuffle_clump_size": data.shuffle_clump_size,
         }
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        data = self._data
+        rows, rows_digest = self._rows
+        key = self._plan_key(epoch)
         stored = self._store.get("plan", key, lambda writer: self._write_plan(writer, rows, epoch, rows_digest))
         return EpochPlan(
             epoch=epoch,
@@ -170,15 +182,9 @@ class Planner:
         Raises:
             FilterError: fewer rows than splits.
         """
-        from pretrain_assets.loader.permutation import permutation
-
-        data = self._data
-        seed = data.seed + epoch * EPOCH_SEED_STRIDE
-        positions = None
-        if rows.parts is not None:
-            weights = [part.weight for part in data.mixture]
-            positions = mix(rows.num_tokens, rows.parts, weights, rows.row_ids, seed=data.seed, epoch=epoch)
-            drawn = tally(rows.num_tokens, rows.parts, positions, num_parts=len(weights))
+        data, positions = self._data, self._drawn(rows, epoch)
+        if positions is not None and rows.parts is not None:
+            drawn = tally(rows.num_tokens, rows.parts, positions, num_parts=len(data.mixture))
             writer.array("drawn", np.int64, drawn.shape)[:] = drawn
         count = len(rows) if positions is None else len(positions)
         per_split = count // data.num_splits
@@ -189,9 +195,32 @@ class Planner:
             )
         planned = per_split * data.num_splits
         order, ends = writer.array("order", np.uint32, (planned,)), writer.array("ends", np.int64, (planned,))
-        shuffled = permutation(count, seed=seed, clump_size=data.shuffle_clump_size)[:planned]
+        shuffled = self._shuffled(count, epoch)[:planned]
         order[:] = shuffled if positions is None else positions[shuffled]
         for split in range(data.num_splits):
             of_split = slice(split * per_split, (split + 1) * per_split)
             np.cumsum(rows.num_tokens[order[of_split]].astype(np.int64) + 1, out=ends[of_split])
         return {"rows": rows_digest, "rows_drawn": count}
+
+    def _write_rest(self, writer: Writer, rows: KeptRows, epoch: int) -> Mapping[str, Any]:
+        """What `_write_plan` leaves out."""
+        positions = self._drawn(rows, epoch)
+        count = len(rows) if positions is None else len(positions)
+        shuffled = self._shuffled(count, epoch)[count - count % self._data.num_splits :]
+        rest = np.sort(shuffled if positions is None else positions[shuffled])
+        writer.array("rows", np.uint32, rest.shape)[:] = rest
+        return {}
+
+    def _drawn(self, rows: KeptRows, epoch: int) -> UInt32Array | None:
+        """What the mixture draws for an epoch: places among the kept rows; None without a mixture: each once."""
+        if rows.parts is None:
+            return None
+        weights = [part.weight for part in self._data.mixture]
+        return mix(rows.num_tokens, rows.parts, weights, rows.row_ids, seed=self._data.seed, epoch=epoch)
+
+    def _shuffled(self, count: int, epoch: int) -> UInt32Array:
+        """The order of so many draws, the last of which may be left over."""
+        from pretrain_assets.loader.permutation import permutation
+
+        seed = self._data.seed + epoch * EPOCH_SEED_STRIDE
+        return permutation(count, seed=seed, clump_size=self._data.shuffle_clump_size)

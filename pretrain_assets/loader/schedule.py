@@ -19,7 +19,7 @@ class Schedule:
     def __init__(self, plan: Callable[[int], EpochPlan], cycles_per_step: int):
         self.plan, self.cycles_per_step = plan, cycles_per_step
         self._steps: list[int] = []
-        self._ledgers: list[dict[str, Any]] = []
+        self._ledgers: dict[int, dict[str, Any]] = {}
 
     def steps_in(self, epoch: int) -> int:
         """Whole steps of an epoch.
@@ -37,7 +37,6 @@ class Schedule:
                     f"{plan.blocks_per_epoch * plan.seq_len}, or widen the filter."
                 )
             self._steps.append(steps)
-            self._ledgers.append(plan.ledger(cycles_per_step=self.cycles_per_step))
         return self._steps[epoch]
 
     def total_steps(self, *, max_steps: int | None, epochs: int) -> int:
@@ -61,4 +60,11 @@ class Schedule:
             return {}
         epoch, cycle = self.locate(last_step)
         reached = self.plan(epoch).ledger(cycles_per_step=self.cycles_per_step, cycles=cycle + self.cycles_per_step)
-        return {str(e): ledger for e, ledger in enumerate([*self._ledgers[:epoch], reached])}
+        whole = map(self._ledger, range(epoch))
+        return {str(e): ledger for e, ledger in enumerate([*whole, reached])}
+
+    def _ledger(self, epoch: int) -> dict[str, Any]:
+        """Ledger of a whole epoch; it is kept, for its plan may not be."""
+        if epoch not in self._ledgers:
+            self._ledgers[epoch] = self.plan(epoch).ledger(cycles_per_step=self.cycles_per_step)
+        return self._ledgers[epoch]

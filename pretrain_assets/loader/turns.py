@@ -5,13 +5,14 @@ Invariant: the lines of all documents that a filter keeps add up to the epoch's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pretrain_assets.loader.exposure import Exposure, spans, starts, unmasked
-from pretrain_assets.loader.mixture import UInt32Array, times_drawn
+from pretrain_assets.loader.mixture import UInt32Array
 from pretrain_assets.loader.plan import EpochPlan
 from pretrain_assets.loader.schedule import Schedule
 
@@ -34,14 +35,16 @@ class Turn:
     """Its other tokens, by the ledger's reason: `partial_step`, `end_of_split`, `beyond_splits` or `thinned`."""
 
 
-def turns(schedule: Schedule, ids: Iterable[int], epoch: int, *, seed: int) -> dict[int, list[Turn]]:
+def turns(
+    schedule: Schedule, ids: Iterable[int], epoch: int, *, left_over: Callable[[int], UInt32Array]
+) -> dict[int, list[Turn]]:
     """What an epoch makes of each document, draws in its order; nothing of documents that the filter leaves out.
 
     Args:
         schedule: Of the run.
         ids: Documents, by the table's `id`.
         epoch: Epoch, from 0.
-        seed: The run's shuffle seed (`data.seed`), which a mixture draws by.
+        left_over: `Planner.left_over` of the run.
     """
     plan = schedule.plan(epoch)
     first_step = 1 + sum(schedule.steps_in(earlier) for earlier in range(epoch))
@@ -50,14 +53,13 @@ def turns(schedule: Schedule, ids: Iterable[int], epoch: int, *, seed: int) -> d
         turn = _planned(plan, place, first_step, schedule.cycles_per_step)
         found[turn.doc_id].append(turn)
     rows = plan.rows.places_of(found).tolist()
-    times = _times(plan, seed) if rows else None
+    rest = Counter(left_over(epoch).tolist()) if rows else Counter()
     for row in rows:
         doc_id, tokens = int(plan.rows.doc_ids[row]), int(plan.rows.num_tokens[row]) + 1
-        draws = 1 if times is None else int(times[row])
-        unplanned = ["beyond_splits"] * (draws - len(found[doc_id])) if draws else ["thinned"]
+        reasons = ["beyond_splits"] * rest[row] or ([] if found[doc_id] else ["thinned"])
         found[doc_id] += [
             Turn(doc_id=doc_id, epoch=epoch, split=None, exposures=(), masked=(), left_out={reason: tokens})
-            for reason in unplanned
+            for reason in reasons
         ]
     return found
 
@@ -80,12 +82,3 @@ def _planned(plan: EpochPlan, place: int, first_step: int, cycles_per_step: int)
         masked=tuple(spans(plan, place, seen, usable, first_step, cycles_per_step)),
         left_out={reason: tokens for reason, tokens in left_out.items() if tokens},
     )
-
-
-def _times(plan: EpochPlan, seed: int) -> UInt32Array | None:
-    """How often the mixture draws each kept row; None without a mixture, where each is drawn once."""
-    rows = plan.rows
-    if rows.parts is None:
-        return None
-    weights = [part.weight for part in rows.mixture]
-    return times_drawn(rows.num_tokens, rows.parts, weights, rows.row_ids, seed=seed, epoch=plan.epoch)

@@ -57,6 +57,8 @@ start. Here attention is plain, which is the same for one document; put several 
 other, as they did not in training.
 """
 
+MAX_IDS = 20
+"""Ids of documents left out that the card lists."""
 TOKEN_LINES = {
     "tokens_trained": "trained on",
     "tokens_in_holes": "left out: documents chosen one by one, their places kept as holes",
@@ -107,12 +109,35 @@ def model_card(lineage: Mapping[str, Any]) -> str:
         _data(lineage),
         *_sources(lineage["sources"]),
         *_mixture(lineage),
+        *_holes(lineage),
         "### What it saw",
         _seen(lineage),
         "## Recipe",
-        f"```json\n{json.dumps(lasting(recipe), indent=1, ensure_ascii=False)}\n```",
+        f"```json\n{json.dumps(_short(lasting(recipe)), indent=1, ensure_ascii=False)}\n```",
     ]
     return FRONT + "\n" + "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _holes(lineage: Mapping[str, Any]) -> list[str]:
+    """What was left out document by document, and of which model it is the replay."""
+    holes = from_dict(Recipe, lineage["recipe"]).data.holes
+    if not holes:
+        return []
+    origin = lineage.get("replay_of")
+    of = f"This is a counterfactual replay of checkpoint `{origin['checkpoint']}`: the" if origin else "The"
+    seen = f" Until step {origin['start_step']:,} it had seen {origin['documents_seen']:,} of them." if origin else ""
+    return [
+        f"{of} same rows in the same order, with holes in the places of {holes}."
+        + (seen if origin and origin["documents_seen"] else "")
+    ]
+
+
+def _short(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which many documents left out are only counted; lineage.json has them all."""
+    without = recipe["data"].get("without", [])
+    if len(without) <= MAX_IDS:
+        return recipe
+    return {**recipe, "data": {**recipe["data"], "without": f"{len(without):,} ids"}}
 
 
 def _parameters(lineage: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from pretrain_assets.report.run_card_words import clean, compact, loss
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 34, 24
 """Room for the axes, in pixels."""
-RATE_HEIGHT, RATE_GAP = 46, 20
+RATE_HEIGHT, RATE_GAP = 46, 30
 """Height of the learning rate's panel below the losses, and the room between them."""
 
 Scale = Callable[[float], float]

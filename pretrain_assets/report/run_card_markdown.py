@@ -199,7 +199,7 @@ def _sample(card: RunCard) -> str:
     ]
     text = _fenced(words.clean(card.sample.prompt + card.sample.text))
     return _joined(
-        [_md(card.sample.attribution.verdict), text, "\n".join(sources), *map(_md, card.sample.attribution.notes)]
+        [_md(card.sample.attribution.verdict), text, "\n".join(sources), *map(_told, card.sample.attribution.notes)]
     )
 
 
@@ -212,7 +212,7 @@ def _questions(card: RunCard) -> str:
 
 
 def _missing(card: RunCard, part: str) -> str:
-    return _md(card.missing.get(part, ""))
+    return _told(card.missing.get(part, ""))
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -233,9 +233,14 @@ def _fenced(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
+def _told(sentence: str) -> str:
+    """A sentence with what stands between backticks as code."""
+    return "".join(_code(part) if at % 2 else _md(part) for at, part in enumerate(sentence.split("`")))
+
+
 def _md(text: str) -> str:
     """Text that is no markup: what steers is escaped, and so is what markdown and HTML read as theirs."""
-    safe = words.clean(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = words.clean(re.sub(r"\s+", " ", text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\1", safe)
 
 

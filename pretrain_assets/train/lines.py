@@ -6,12 +6,14 @@ Invariant: pure text of what it is given; lines of one kind have their columns a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.config import RunSpec
 from pretrain_assets.plural import counted
 from pretrain_assets.train.flops import describe
-from pretrain_assets.train.spikes import Spike
+
+if TYPE_CHECKING:
+    from pretrain_assets.train.spikes import Spike
 
 
 def opening(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pretrain_assets.config import ReplayOf, RunSpec
 from pretrain_assets.errors import DivergenceError
-from pretrain_assets.loader.holes import Targets
+from pretrain_assets.loader.holes import Targets, describe_holes
 from pretrain_assets.loader.parts import describe_mixture
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import Batch, BlockLoader
@@ -63,6 +63,8 @@ class Trainer:
         self.total_steps = self.schedule.total_steps(max_steps=self.config.max_steps, epochs=self.config.epochs)
         if world.is_main and data.mixture:
             describe_mixture(self.loader.plan(0).ledger()["parts"])
+        if world.is_main and data.without:
+            describe_holes(self.loader.plan(data.without_from[0]), len(data.without))
         world.pulse.at("starting")
         self.held_out = HeldOut.of_run(location, spec, world)
         world.pulse.at("starting")

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain_assets.config import DataConfig, ReplayOf, RunSpec, override
+from pretrain_assets.config import DataConfig, Recipe, ReplayOf, RunSpec, from_dict, override
 from pretrain_assets.errors import ConfigError, DataIdentityError
 from pretrain_assets.loader.holes import same_until
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.loader.state import check_same
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.train import checkpoint
@@ -56,6 +57,13 @@ def restore_original(spec: RunSpec, schedule: Schedule, engine: Engine, origin: 
         passport = checkpoint.read_passport(folder)
         before = _with_holes_of(spec, passport)
         check_identity(before, passport, folder)
+        check_same(
+            from_dict(Recipe, passport["recipe"]).lasting["train"],
+            before.recipe.lasting["train"],
+            between=("checkpoint", "this run"),
+            sentence=f"Checkpoint {folder} is no start for this run",
+            remedy="A replay changes nothing but the documents left out: run `pretrain replay` again.",
+        )
         check_plan(schedule, passport, folder)
         if not same_until(schedule, _schedule(spec, before.recipe.data), origin.start_step):
             raise DataIdentityError(

@@ -37,9 +37,10 @@ NOT_MEASURED = "not measured"
 def provenance(location: Location, passport: Mapping[str, Any], checkpoint_digest: str) -> dict[str, Any]:
     """The facts, as plain JSON values.
 
-    Beside the fields of the passport: `total_steps` of the run and `steps_per_epoch`, `table` (name), `checkpoint`
-    (digest), `sources` (rows and tokens of the training rows at the pin), `exposures` (how many documents were seen
-    once, more than once, never) and `contamination` (of the training rows, where the pinned version knows).
+    Beside the fields of the passport, `replay_of` of a replay among them: `total_steps` of the run and
+    `steps_per_epoch`, `table` (name), `checkpoint` (digest), `sources` (rows and tokens of the training rows at the
+    pin), `exposures` (how many documents were seen once, more than once, never) and `contamination` (of the training
+    rows, where the pinned version knows).
 
     Raises:
         TableError: the table is another one, or the pinned version is gone.
@@ -48,6 +49,7 @@ def provenance(location: Location, passport: Mapping[str, Any], checkpoint_diges
     dataset = open_pin(location, pin)
     return {
         **{name: passport[name] for name in PASSPORT_FIELDS},
+        **{name: passport[name] for name in ("replay_of",) if name in passport},
         **{name: passport["budget"][name] for name in ("total_steps", "steps_per_epoch")},
         "table": location.table_name,
         "checkpoint": checkpoint_digest,

@@ -199,7 +199,8 @@ class Join:
         del state, report
         num_rows = sum(part.num_rows for part in self.parts)
         num_bytes = sum(part.num_bytes for part in self.parts)
-        batch_rows = max(1, job.batch_bytes * num_rows // max(1, 2 * num_bytes))  # in memory about twice the size
+        fitting = job.batch_bytes * num_rows // max(1, 2 * num_bytes)  # in memory about twice the size
+        batch_rows = min(columnfile.READ_BATCH_ROWS, max(1, fitting))  # a column of one value takes next to no bytes
         writer = ColumnWriter(job.uri, f"{self.stem}.lance", job.outputs)
         parts = (columnfile.read_batches(job.uri, part.name, batch_rows, job.outputs.names) for part in self.parts)
         for batch in inputs.ahead(itertools.chain.from_iterable(parts)):
