@@ -288,3 +288,21 @@ def test_the_verb(project: Project, tmp_path: Path, capsys: pytest.CaptureFixtur
     for wrong, words in ((["--set", "exam"], "give --checkpoint"), ([*more[:2], "--score", "x"], "give --results")):
         with pytest.raises(click.UsageError, match=words):
             cli.main([*base, *wrong], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_the_asset_gates_the_scores(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dagster as dg
+
+    from pretrain_assets.assets.contamination_in_time import contamination_in_time as asset
+    from pretrain_assets.assets.resources import default_resources
+
+    monkeypatch.setenv("PRETRAIN_DATABASE_URI", project.location.database_uri)
+    monkeypatch.setenv("PRETRAIN_RUNS_URI", str(project.runs))
+    done = dg.materialize([asset], partition_key="demo", resources=default_resources())
+    (check,) = done.get_asset_check_evaluations()
+    assert (check.check_name, check.passed, check.severity) == ("scores_stand", False, dg.AssetCheckSeverity.ERROR)
+    assert not check.blocking, "the run card has to be made, and to say so"
+    (event,) = done.asset_materializations_for_node("forensics__contamination")
+    assert event.metadata["scores_stand"].value["exam"] == "does NOT stand"  # type: ignore[index,call-overload]
+    assert event.metadata["steps"].value == SAVED[-1] and "clean" in str(event.metadata["checkpoints"].value)

@@ -15,11 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from pretrain_assets.cli import cli
-from pretrain_assets.config import DocumentLossConfig, EngineConfig, RunSpec, TokenizeConfig
-from pretrain_assets.errors import ColumnError, ConfigError, DataIdentityError, TableError
+from pretrain_assets.config import DocumentLossConfig, EngineConfig, IndexConfig, RunSpec, TokenizeConfig
+from pretrain_assets.errors import ColumnError, ConfigError, DataIdentityError, FilterError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.document_loss import joined, measure_loss, measuring, windows
+from pretrain_assets.forensics.index import build_index
 from pretrain_assets.forensics.loss_report import GROUPS, loss_report, losses_complete, losses_plausible
+from pretrain_assets.forensics.search import search
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.report.loss_text import loss_text
 from pretrain_assets.table.filler import tasks
@@ -197,6 +199,20 @@ def test_the_report_tells_trained_from_held_out_and_names_what_stands_out(traine
     assert "Lowest of those trained on" in text and "seen" in text and f"{report.val_loss:.4f}" in text
 
 
+def test_a_search_of_the_pinned_rows_may_ask_for_the_loss_measured_since(trained: Trained) -> None:
+    trained.measure()
+    losses = values(trained.location, "loss_tiny")
+    limit = sorted(losses)[45]
+    wanted = {i for i, loss in enumerate(losses) if loss > limit}
+    found = search(trained.location, "", pin=trained.pin, where=f"loss_tiny > {limit!r}", limit=90)
+    assert {hit.id for hit in found} == wanted
+    build_index(trained.location, IndexConfig(), input_pin=trained.pin)
+    found = search(trained.location, "river", pin=trained.pin, where=f"loss_tiny > {limit!r}", limit=90)
+    assert {hit.id for hit in found} == {i for i in wanted if "river" in TEXTS[i]}
+    with pytest.raises(FilterError, match="no column is named 'loss_tini'"):
+        search(trained.location, "", pin=trained.pin, where="loss_tini > 1")
+
+
 def test_losses_that_are_wrong_are_found(tmp_path: Path) -> None:
     rows = {"loss_x": [1.0, None, 5.0, None, 3.0], "loss_max_x": [2.0, None, 4.0, 1.0, float("nan")]}
     table = pa.table({**rows, "loss_tokens_x": pa.array([3, 0, 2, 4, 1], pa.int32())})
@@ -246,3 +262,22 @@ def test_the_verb(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["stage"] == "loss_measured_tiny" and facts["report"]["groups"][1]["documents"] == 9
     cli.main([*base, "--limit", "1"], standalone_mode=False)
     assert "nothing to do, no new version" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_asset(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dagster as dg
+
+    from pretrain_assets.assets.document_loss import document_loss
+    from pretrain_assets.assets.resources import default_resources
+
+    monkeypatch.setenv("PRETRAIN_DATABASE_URI", trained.location.database_uri)
+    monkeypatch.setenv("PRETRAIN_RUNS_URI", str(Path(trained.run_dir).parent))
+    Path(trained.run_dir).rename(Path(trained.run_dir).with_name("demo-v2-a"))
+    config = {"ops": {"corpus__document_loss": {"config": {"name": "asset"}}}}
+    done = dg.materialize([document_loss], partition_key="demo", resources=default_resources(), run_config=config)
+    checks = {check.check_name: check.passed for check in done.get_asset_check_evaluations()}
+    assert checks == {"losses_complete": True, "losses_plausible": True}
+    (event,) = done.asset_materializations_for_node("corpus__document_loss")
+    assert event.metadata["ledger"].value == {"in": 90, "measured": 90, "without_tokens": 0}
+    assert "held out" in event.metadata["losses"].value  # type: ignore[operator]

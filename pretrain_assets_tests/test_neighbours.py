@@ -13,14 +13,16 @@ import pyarrow as pa
 import pytest
 
 from pretrain_assets.cli import cli
+from pretrain_assets.config import IndexConfig
 from pretrain_assets.errors import ConfigError, FilterError, TableError
 from pretrain_assets.forensics.cluster_rows import read_rows
 from pretrain_assets.forensics.clusters import find_clusters
+from pretrain_assets.forensics.index import build_index
 from pretrain_assets.forensics.neighbours import neighbours_of
 from pretrain_assets.report.neighbours_plot import threshold_svg
 from pretrain_assets.report.neighbours_text import clusters_text, neighbours_text
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets_tests.tables import append, make_table
+from pretrain_assets_tests.tables import append, make_table, newest
 
 ANGLES = [0.0, 0.0, 10.0, 90.0, 95.0, 103.0, 200.0, None, math.inf]
 """Degrees of each document's vector; then one that says nothing, and one without a vector."""
@@ -139,6 +141,20 @@ def test_against_arithmetic_on_all_vectors(tmp_path: Path) -> None:
     assert part.at(0.85).pairs == pytest.approx(whole.pairs, rel=0.3)
 
 
+def test_by_the_index_with_the_recall_that_it_was_measured_to_have(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(rng.normal(size=(600, 16)), 2, axis=0) + 0.05 * rng.normal(size=(1200, 16))
+    location = with_vectors(tmp_path, (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).tolist())
+    record = build_index(location, IndexConfig(exact_below=1000), input_pin=newest(location)).record
+    every = find_clusters(location, sample=200, limit=3)
+    found = find_clusters(location, sample=200, limit=3, exact=False)
+    assert every.method.exact and every.at(0.9).documents == 200
+    assert every.at(0.9).pairs == 600 and abs(found.num_clusters - every.num_clusters) <= 5
+    assert found.method.recall == record.details["vectors"]["recall_at_10"] is not None
+    assert "by the index (recall@10" in clusters_text(found) and found.at(0.9).documents >= 195
+    assert neighbours_of(location, 0, limit=1).neighbours[0].id == 1
+
+
 def test_a_sample_depends_on_ids_and_seed_alone(tmp_path: Path) -> None:
     location = with_vectors(tmp_path, [of_angle(float(i)) for i in range(300)])
 
@@ -147,7 +163,7 @@ def test_a_sample_depends_on_ids_and_seed_alone(tmp_path: Path) -> None:
         assert rows.sample is not None
         return set(open_dataset(location)._take_rows(rows.sample.tolist(), columns=["id"])["id"].to_pylist())
 
-    first, other = sampled(), sampled(1)
+    first, other = sampled(), sampled(-3)
     assert len(first) == len(other) == 40 and first != other and max(first) > 200 > 100 > min(first)
     open_dataset(location).optimize.compact_files()
     assert sampled() == first

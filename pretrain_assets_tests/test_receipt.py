@@ -443,6 +443,23 @@ def test_a_run_in_progress_counts_up_to_its_newest_record(location: Location, ru
     )
 
 
+def test_a_replay_without_it_is_clean_from_where_its_holes_begin(location: Location, runs: Path) -> None:
+    pin = curate(location)
+    holes = {"data.without": [PLANTED]}
+    first = schedule_of(location, pin, RECIPE).steps_in(0)
+    start_run(runs, location, pin, override(RECIPE, holes), name="clean")
+    start_run(runs, location, pin, override(RECIPE, {**holes, "data.without_from": [1, 0]}), name="later")
+    for name in ("clean", "later"):
+        spec = json.loads((runs / name / "run.json").read_text())
+        spec["replay"] = {"run_dir": "/runs/original", "step": 30, "checkpoint": "0", "start_step": first}
+        (runs / name / "run.json").write_text(json.dumps(spec))
+        write_metrics(runs / name, 30)
+    found = receipt(location, str(runs), Asked(docs=(str(PLANTED),)))
+    clean, later = found.witnesses
+    assert (clean.saw, later.saw, later.times) == (False, True, 1) and (later.last_step or 0) <= first
+    assert f"a replay of original from step {first}" in receipt_text(found)
+
+
 def test_runs_that_cannot_be_read_or_computed_are_named(location: Location, runs: Path) -> None:
     pin = curate(location)
     start_run(runs, location, replace(pin, version=2), name="no-tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -14,8 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from pretrain_assets.cli import cli, main
-from pretrain_assets.config import DedupConfig, IngestConfig, Recipe, RunSpec, TokenizeConfig, override
+from pretrain_assets.config import (
+    DedupConfig,
+    EngineConfig,
+    IngestConfig,
+    MaskConfig,
+    Recipe,
+    RunSpec,
+    TokenizeConfig,
+    override,
+)
 from pretrain_assets.curate.dedup import dedup
+from pretrain_assets.curate.masking import mask
 from pretrain_assets.forensics.checkpoints import find_checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.run_card import RunCard, make_run_card
@@ -25,6 +36,7 @@ from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_file, write_spec
 from pretrain_assets.loader.exposure import documents
 from pretrain_assets.report.run_card_curve import ticks
+from pretrain_assets.report.run_card_graph import graph_svg
 from pretrain_assets.report.run_card_html import run_card_html
 from pretrain_assets.report.run_card_markdown import run_card_markdown
 from pretrain_assets.report.run_card_words import clean, compact
@@ -41,11 +53,11 @@ HOSTILE = "<script>alert('x')</script> \u202egnirts\x00\x1b[31m | `a` **b** [c](
 WORDS = ("river", "mountain", "harbour", "forest", "meadow", "valley", "island", "desert")
 TEXTS = [f"{HOSTILE if i % 7 == 0 else ''} A {WORDS[i % 8]} number {i} stands here alone." for i in range(60)]
 SOURCES = ("<img src=x onerror=alert(1)>", "wiki|pedia", "\u202elive", "/home/somebody/secret")
-RUN = "demo-v3-test"
+RUN = "tiny-v5-test"
 CARD_RECIPE = override(
     RECIPE,
     {
-        "data.filter": "NOT is_dup AND id % 10 != 0",
+        "data.filter": "NOT is_dup AND n_masked = 0 AND id % 10 != 0",
         "data.held_out_filter": "NOT is_dup AND id % 10 = 0",
         "data.num_splits": 2,
         "train.global_batch_tokens": 2 * 2 * 32,
@@ -89,17 +101,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     lines = [
         {"id": f"d{i}", "text": text, "source": SOURCES[i % 4], "license": f"L{i % 2}"} for i, text in enumerate(TEXTS)
     ]
-    (home / "docs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     location = Location(database_uri=str(home / "db"))
-    made = ingest(location, IngestConfig(sources=(str(home / "docs.jsonl"),), extra_columns=("license",)))
+    for name, part in (("first.jsonl", lines[:40]), ("second.jsonl", lines[40:])):
+        (home / name).write_text("".join(json.dumps(line) + "\n" for line in part))
+        made = ingest(location, IngestConfig(sources=(str(home / name),), extra_columns=("license",)))
     made = dedup(location, DedupConfig(), input_pin=made.pin)
+    mask(location, MaskConfig(), input_pin=made.pin, engine=EngineConfig(workers=1))
     pin = tokenize(location, TokenizeConfig(tokenizer="byte"), input_pin=made.pin).pin
     run_dir = home / "runs" / RUN
     spec = dataclasses.replace(
         spec_in(location.database_uri, str(run_dir)),
         recipe=dataclasses.replace(CARD_RECIPE, sample_prompt="Once "),
         pin=str(pin),
-        tag="tokenized-v3",
+        tag=f"tokenized-v{pin.version}",
         tokenizer=tokenizer_identity(open_pin(location, pin)),
     )
     write_spec(spec)
@@ -137,21 +151,43 @@ def test_the_facts_agree_with_each_other_and_with_the_plan(project: Project, car
     assert card.missing.keys() == {"contamination"} and "pretrain decontaminate" in card.missing["contamination"]
 
 
-def test_the_lineage_is_one_path_from_the_files_to_the_checkpoint(card: RunCard) -> None:
+def test_the_lineage_is_a_graph_from_the_files_to_the_checkpoint(card: RunCard) -> None:
     assert card.lineage
-    ends = {edge.start: edge.end for edge in card.lineage.edges}
-    path = ["files-ingested-v1"]
-    while path[-1] in ends:
-        path.append(ends[path[-1]])
-    assert path == ["files-ingested-v1", "ingested-v1", "deduped-v2", "tokenized-v3", "checkpoint"]
-    assert card.lineage.nodes[0].title == "docs.jsonl"  # and no folder
+    assert {(edge.start, edge.end, edge.label) for edge in card.lineage.edges} == {
+        ("files-ingested-v1", "ingested-v1", ""),
+        ("files-ingested-v2", "ingested-v2", ""),
+        ("ingested-v1", "ingested-v2", ""),
+        ("ingested-v2", "deduped-v3", ""),
+        ("deduped-v3", "tokenized-v5", ""),
+        ("tokenized-v5", "checkpoint", ""),
+        ("deduped-v3", "masked-v4", ""),
+        ("masked-v4", "checkpoint", "n_masked"),
+    }
+    rows = {node.key: node.rows for node in card.lineage.nodes}
+    assert (rows["ingested-v1"], rows["ingested-v2"], rows["checkpoint"]) == (40, 60, 54)
+    assert card.lineage.nodes[0].title == "first.jsonl"  # and no folder
     used = {column.name: column.used for column in card.columns if column.used}
     assert used == {
         "id": ("filter", "held-out filter"),
         "is_dup": ("filter", "held-out filter"),
+        "n_masked": ("filter",),
         "input_ids": ("tokens",),
         "n_tokens": ("tokens",),
     }
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_no_node_of_the_graph_covers_another(card: RunCard, tall: bool) -> None:
+    assert card.lineage
+    svg = graph_svg(card.lineage, tall=tall)
+    boxes = [
+        tuple(map(float, box)) for box in re.findall(r"<rect x='(.+?)' y='(.+?)' width='(.+?)' height='(.+?)'", svg)
+    ]
+    assert len(boxes) == len(card.lineage.nodes) == 8
+    for (x, y, width, height), (other_x, other_y, _, _) in itertools.combinations(boxes, 2):
+        assert abs(other_x - x) >= width or abs(other_y - y) >= height
+    _, _, whole_width, whole_height = map(float, re.findall(r"viewBox='(.+?)'", svg)[0].split())
+    assert all(x + width <= whole_width and y + height <= whole_height for x, y, width, height in boxes)
 
 
 def test_the_sample_is_attributed_without_its_prompt(card: RunCard) -> None:
@@ -243,7 +279,7 @@ def test_a_long_curve_keeps_its_extremes() -> None:
     ("told", "shown"),
     [
         ("no index of /home/me/runs/db/corpus.lance. Run it", "no index of corpus.lance. Run it"),
-        ("s3://bucket/key/part-0.jsonl, ~/x/y", "part-0.jsonl, y"),
+        ("s3://bucket/key/part-0.jsonl, ~/x/y, hf:/models/mine", "part-0.jsonl, y, hf:mine"),
         ("hf://datasets/org/name and org/name", "hf://datasets/org/name and org/name"),
         ("https://user:token@host/a/b?sig=1 1/2 and/or", "b?sig=1 1/2 and/or"),
         ({"sources": ["/data/a.parquet"], "n": 3}, {"sources": ["a.parquet"], "n": 3}),
@@ -282,7 +318,7 @@ def test_the_card_as_an_asset(project: Project) -> None:
     from pretrain_assets.assets.report import report
     from pretrain_assets.assets.resources import CorpusResource, LauncherResource
 
-    renamed = project.runs / "demo-v3-of-the-partition"
+    renamed = project.runs / "demo-v5-of-the-partition"
     project.run_dir.rename(renamed)
     resources = {
         "corpus": CorpusResource(database_uri=project.location.database_uri),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,34 @@ import pytest
 import tokenizers
 from click.testing import CliRunner
 
+from pretrain_assets import recipes
 from pretrain_assets.cli import cli
-from pretrain_assets.config import DedupConfig, EmbedConfig, EngineConfig, IndexConfig, MaintainConfig
-from pretrain_assets.curate.dedup import dedup
+from pretrain_assets.config import (
+    EmbedConfig,
+    EngineConfig,
+    IndexConfig,
+    TokenizeConfig,
+    override,
+    to_dict,
+)
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import ConfigError, FilterError, ModelError, TableError
-from pretrain_assets.forensics.index import build_index, upkeep
+from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.index import build_index
 from pretrain_assets.forensics.query import parse, preview
 from pretrain_assets.forensics.rerank import fuse
-from pretrain_assets.forensics.search import find, search
-from pretrain_assets.forensics.vectors import encode, has_index, nearest, vector_column
+from pretrain_assets.forensics.search import find, search, search_seen
+from pretrain_assets.forensics.vectors import encode, nearest, vector_column
+from pretrain_assets.loader.exposure import documents
+from pretrain_assets.report.search_text import hits_text
 from pretrain_assets.table.delete import Request, delete
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, open_dataset
-from pretrain_assets.table.upkeep.maintain import maintain
-from pretrain_assets.table.versions import release_tags, table_id
+from pretrain_assets.table.versions import release_tags
+from pretrain_assets.tokenize.columns import tokenize
 from pretrain_assets_tests.tables import append, make_table, newest
+from pretrain_assets_tests.test_embedding import save_bert
 
 AXES = {"king": 0, "queen": 0, "throne": 0, "ship": 1, "sailor": 1, "sea": 1, "bread": 2, "oven": 2}
 TEXTS = [
@@ -147,17 +160,16 @@ def test_rows_deleted_since_are_searched_in_the_version_before_or_counted(corpus
 
 
 def test_where_means_what_it_meant_at_the_pin(tmp_path: Path) -> None:
-    location = make_table(tmp_path, ["king one", "king one", "king two"])
-    pin = dedup(location, DedupConfig(), input_pin=newest(location)).pin
+    location = make_table(tmp_path, ["king one", "king", "king two"], score=[0.1, 0.9, 0.2])
+    pin = newest(location)
     indexed(location)
-    assert ids(search(location, "king", pin=pin, where="is_dup")) == [1]
-    dataset = open_dataset(location)
-    dataset.update({"is_dup": "NOT is_dup"})
+    assert ids(search(location, "king", pin=pin, where="score > 0.5")) == [1]
+    open_dataset(location).update({"score": "1 - score"})
     indexed(location)
-    release_tags(open_dataset(location), ["indexed-v3"])
-    open_dataset(location).cleanup_old_versions(versions=[3], error_if_tagged_old_versions=False)
+    release_tags(open_dataset(location), ["indexed-v2"])
+    open_dataset(location).cleanup_old_versions(versions=[2], error_if_tagged_old_versions=False)
     for limit in (1, 5):
-        assert ids(search(location, "king", pin=pin, where="is_dup", limit=limit)) == [1]
+        assert ids(search(location, "king", pin=pin, where="score < 0.5", limit=limit)) == [0, 2][:limit]
 
 
 def test_vectors_of_later_versions_answer_for_the_pinned_rows(corpus: tuple[Location, Pin], static: str) -> None:
@@ -174,6 +186,18 @@ def test_vectors_of_later_versions_answer_for_the_pinned_rows(corpus: tuple[Loca
         search(location, "", pin=pin, like=5)
     with pytest.raises(TableError, match="There is no document 99"):
         search(location, "", pin=pin, like=99)
+
+
+def test_rows_without_vectors_are_counted(corpus: tuple[Location, Pin], static: str) -> None:
+    location, _ = corpus
+    filled(location, static)
+    pin = append(location, ["king queen throne", "queen"])
+    found = find(location, "throne", pin=pin, mode="vector", model=static)
+    assert not {7, 8} & set(ids(found.hits)) and found.without_vectors == 2
+    assert "2 rows of version 4 have no vector yet: `pretrain embed` makes them." in found.notes
+    filled(location, static)
+    found = find(location, "throne", pin=pin, mode="vector", model=static)
+    assert 7 in ids(found.hits) and found.notes == [] and found.searched == {"cosine": 5}
 
 
 def test_hybrid_fuses_ranks(corpus: tuple[Location, Pin], static: str) -> None:
@@ -201,6 +225,64 @@ def test_a_model_that_is_another_or_not_there_is_refused(tmp_path: Path, static:
     assert (nearest(open_dataset(location), column, vectors[1:], limit=2).ids == -1).all()
     with pytest.raises(ModelError, match="Nothing says which model"):
         encode(replace(column, parameters={}), ["king"])
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_orders_the_best_anew(corpus: tuple[Location, Pin], tmp_path: Path) -> None:
+    location, pin = corpus
+    model = save_bert(tmp_path / "graded", "BertForSequenceClassification", num_labels=1)
+    three = save_bert(tmp_path / "three", "BertForSequenceClassification", num_labels=3)
+    plain = search(location, "king queen", pin=pin)
+    hits = search(location, "king queen", pin=pin, rerank=model)
+    assert set(ids(hits)) == set(ids(plain)) and len({hit.score for hit in hits}) > 1
+    assert [hit.score for hit in hits] == sorted((hit.scores["reranker"] for hit in hits), reverse=True)
+    assert {hit.id: hit.scores["bm25"] for hit in hits} == {hit.id: hit.score for hit in plain}
+    with pytest.raises(ModelError, match="3 outputs; reranking takes a cross-encoder with one"):
+        search(location, "king", pin=pin, rerank=three)
+    with pytest.raises(ModelError, match="No model /nowhere"):
+        search(location, "king", pin=pin, rerank="/nowhere")
+
+
+def test_the_verb_searches_a_table_without_runs(corpus: tuple[Location, Pin], tmp_path: Path) -> None:
+    location, pin = corpus
+    options = ["--database", location.database_uri, "--runs", str(tmp_path / "none"), "search"]
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(cli, [*options, *arguments], catch_exceptions=True)
+
+    answer = json.loads(run("queen", "--version", "1", "--json").stdout)
+    assert (answer["checkpoint"], answer["pin"], answer["hits"][0]["id"]) == (None, str(pin), 1)
+    assert answer["hits"][0]["seen"] is None and answer["searched"] == {"bm25": 2}
+    shown = run("queen", "--tag", "indexed-v2").stdout
+    assert shown.startswith(f"{pin.table_id}@2\n1. id 1 (test), score") and "A queen of France" in shown
+    assert run("--where", "id = 3", "--version", "v1").stdout.endswith("\n1. id 3 (test)\n   Bread from the oven\n")
+    assert "names its version itself" in str(run("king", "--version", "1", "--checkpoint", "demo").exception)
+    assert "No complete checkpoint" in str(run("king").exception)
+
+
+def test_hits_say_when_the_run_comes_to_them(tmp_path: Path) -> None:
+    location = make_table(tmp_path, [f"meadow number {at}" for at in range(60)])
+    config, engine = TokenizeConfig(tokenizer="byte"), EngineConfig(workers=1)
+    pin = tokenize(location, config, input_pin=newest(location), engine=engine).pin
+    indexed(location)
+    changes = {"data.seq_len": 32, "data.num_splits": 4, "train.global_batch_tokens": 128, "train.max_steps": 6}
+    recipe = override(recipes.demo(), {**changes, "data.filter": "id > 5", "data.held_out_filter": "id <= 5"})
+    passport = {"pin": str(pin), "recipe": to_dict(recipe)}
+    checkpoint = Checkpoint(run_dir="r", step=3, passport=passport)
+    hits = search_seen(location, "meadow", checkpoint=checkpoint, limit=60)
+    schedule = schedule_of(location, pin, recipe)
+    steps: dict[int, list[int]] = {hit.id: [] for hit in hits}
+    for step in range(1, 7):
+        for span in documents(schedule, step):
+            steps[span.doc_id].append(step)
+    for hit in hits:
+        assert hit.seen is not None
+        assert hit.seen.first_step == next((step for step in steps[hit.id] if step <= 3), None)
+        assert hit.next_step == next((step for step in steps[hit.id] if step > 3), None)
+    coming = [hit for hit in hits if hit.next_step]
+    assert coming and f"the run comes to it at step {coming[0].next_step}" in hits_text(coming)
+    plain, marked = hits_text(hits[:1]), hits_text(hits[:1], mark=True)
+    assert "\x1b[1mmeadow\x1b[0m number" in marked and "\x1b" not in plain
 
 
 def test_a_preview_shows_the_words_where_they_stand() -> None:

@@ -48,15 +48,19 @@ class DocumentModel:
         }
 
 
-def find_model(name: str) -> DocumentModel:
+def find_model(name: str, *, fetch: bool = True) -> DocumentModel:
     """A folder, or a model on the hub, whose files are fetched where they are not there yet.
+
+    Args:
+        name: Directory, or name on the hub.
+        fetch: Ask the hub; else only the files that were fetched before are looked for.
 
     Raises:
         ModelError: neither.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        folder = _fetched(name)
+        folder = _fetched(name, fetch)
         called = name
     else:
         called = folder.resolve().name
@@ -140,11 +144,11 @@ def torch_dtype(precision: str) -> Any:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
-def _fetched(name: str) -> Path:
+def _fetched(name: str, fetch: bool) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES, local_files_only=not fetch))
     except Exception as error:  # of the network, the hub, or a name that is none
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(

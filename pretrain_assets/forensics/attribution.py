@@ -18,8 +18,8 @@ from pretrain_assets.forensics.candidates import by_vectors, by_words, pieces_of
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.passage import generated, passages_of
 from pretrain_assets.forensics.rerank import fuse
-from pretrain_assets.forensics.sources import Source, documents_of, look, sources_of
-from pretrain_assets.forensics.trainings import Trainings, trainings
+from pretrain_assets.forensics.sources import Source, documents_of, likely, look, sources_of
+from pretrain_assets.forensics.trainings import Trainings, parts_of, trainings
 from pretrain_assets.forensics.verbatim import (
     Reading,
     Run,
@@ -43,10 +43,10 @@ MIN_TOKENS, MIN_BYTES = 8, 32
 """Tokens of the shortest run that counts: a clause of English; and where tokens are single bytes."""
 BYTE_IDS = 512
 """Vocabularies up to so many ids are taken for those of bytes."""
-EXACT_TOKENS = 400_000_000
-"""Tokens of a version up to which all rows are read unless asked otherwise: some five seconds on two cores."""
-ROWS_ASKED = 1_024
-"""Rows with runs of which is asked whether they were seen, those with the rarest first."""
+EXACT_TOKENS = 100_000_000
+"""Tokens of a version up to which all rows are read unless asked otherwise: 20 to 40 M a second and core."""
+MOST_TOKENS = 50_000
+"""Of a text: it takes some 300 bytes for each, and time for each run that is found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +170,11 @@ def attribute(
     identity = from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"])
     codec = tokenizer_of(identity, tokenizer)
     passages = [generated(codec, ids, after=prompt_ids)] if text is None else passages_of(codec, text)
-    if not len(passages[0].ids):
+    num_tokens = len(passages[0].ids)
+    if not num_tokens:
         raise ConfigError("There is nothing to attribute: the text is empty. Give some words, or another prompt.")
+    if num_tokens > MOST_TOKENS:
+        raise ConfigError(f"The text has {num_tokens:,} tokens: give at most {MOST_TOKENS:,} at once, part by part.")
     least = min_tokens or (MIN_TOKENS if identity.vocab_size > BYTE_IDS else MIN_BYTES)
     pieces, notes = pieces_of(passages[0].text), []  # type: tuple[list[str], list[str]]
 
@@ -179,6 +182,8 @@ def attribute(
         try:
             return find(location, pin, pieces, **how)
         except PretrainError as error:
+            if how.get("model") is not None:  # which was named for this alone
+                raise
             notes.append(str(error))
             return {}
 
@@ -194,17 +199,18 @@ def attribute(
     readings = [reading(passage, least=least) for passage in passages]
     read_rows(dataset, data.token_column, readings, None if exact else scores)
     one = max(readings, key=lambda one: int(covered(one, one.runs).sum()))
-    trained = trainings(location, checkpoint, {*_rarest_rows(one), *scores})
+    trained = trainings(location, checkpoint, {*scores, *(i for rows in one.runs.values() for i in rows.ids)})
     seen_runs, unseen_runs = _parted(location, checkpoint, one, trained)
     inside, outside = covered(one, seen_runs), covered(one, unseen_runs)
     seen_shown, unseen_shown = resolved(one, seen_runs), resolved(one, unseen_runs)
-    shared, steps = look(location, checkpoint, one, [*seen_shown, *unseen_shown], trained)
+    parts = parts_of(location, checkpoint, likely(one, [*seen_shown, *unseen_shown]))
+    shared, steps = look(location, checkpoint, one, [*seen_shown, *unseen_shown], parts)
 
     def likeliest(i: int) -> tuple[float, ...]:
-        rarest, times = shared.get(i, 0.0), trained.seen[i].times
+        rarest, times = shared.get(i, 0.0), trained.times[i]
         return (-rarest, not times, -times if rarest else 0, -scores.get(i, 0.0), i)
 
-    shown = sorted((i for i in {*shared, *scores} if i in trained.seen), key=likeliest)[:limit]
+    shown = sorted({*shared, *scores}, key=likeliest)[:limit]
     return Attribution(
         checkpoint=checkpoint.uri,
         step=checkpoint.step,
@@ -233,6 +239,7 @@ def attribute(
             shown,
             codec=codec,
             trained=trained,
+            parts=parts,
             bm25=near(by_words, among=shown) if by_bm25 else {},
             cosine=near(by_vectors, among=shown, model=model) if by_cosine else {},
         ),
@@ -246,23 +253,13 @@ def _ordered(scores: Mapping[int, float]) -> list[int]:
     return sorted(scores, key=lambda i: (-scores[i], i))
 
 
-def _rarest_rows(one: Reading) -> list[int]:
-    """Rows with runs, those with the rarest first: `ROWS_ASKED` at most."""
-    bits = one.bits
-    by_rarity = sorted(one.runs, key=lambda run: -bits[run.start : run.stop].sum())
-    return list(dict.fromkeys(i for run in by_rarity for i in one.runs[run].ids))[:ROWS_ASKED]
-
-
 def _parted(
     location: Location, checkpoint: Checkpoint, one: Reading, trained: Trainings
 ) -> tuple[list[Run], list[Run]]:
     """The runs that the checkpoint was trained on, and those with a further token that stand in rows only otherwise."""
-    reached = {i: trained.reached(i) for i in trained.num_tokens}
-    whole = {i for i, tokens in reached.items() if tokens == trained.num_tokens[i]}
-    begun = {i for i, tokens in reached.items() if tokens and i not in whole}
-    known = [run for run, rows in one.runs.items() if not whole.isdisjoint(rows.ids)]
-    for i, tokens in documents_of(location, checkpoint, begun):
-        known += runs_in(one, tokens[: reached[i]])
+    known = [run for run, rows in one.runs.items() if not trained.whole.isdisjoint(rows.ids)]
+    for i, tokens in documents_of(location, checkpoint, trained.begun):
+        known += runs_in(one, tokens[: trained.begun[i]])
     seen = union(one, known)
     inside = covered(one, seen)
     return seen, [run for run in union(one, one.runs) if not inside[run.start : run.stop].all()]

@@ -40,6 +40,8 @@ class Automaton(NamedTuple):
     """State of each beginning of the text, by the index of its last token; shape (tokens,)."""
     order: Int64s
     """All states, those with longer runs first."""
+    starts: Int32s
+    """The state of each symbol alone; shape (num_symbols,)."""
     keys: Int64s
     """Hash table of the transitions: state * num_symbols + symbol, or -1."""
     targets: Int32s
@@ -47,7 +49,7 @@ class Automaton(NamedTuple):
 
 
 def automaton(ids: npt.ArrayLike) -> Automaton:
-    """The automaton of a text's token ids, at least one, none of them negative. Some 60 bytes per token."""
+    """The automaton of a text's token ids, at least one, none of them negative. Up to 300 bytes per token."""
     tokens = np.asarray(ids, np.int64)
     distinct, text = np.unique(tokens, return_inverse=True)
     symbols = np.full(int(distinct[-1]) + 1, -1, np.int32)
@@ -61,6 +63,7 @@ def automaton(ids: npt.ArrayLike) -> Automaton:
         np.full(num_states, -1, np.int32),
         np.zeros(len(text), np.int32),
         np.zeros(num_states, np.int64),
+        np.zeros(len(distinct), np.int32),
         np.full(slots, -1, np.int64),
         np.zeros(slots, np.int32),
     )
@@ -107,6 +110,8 @@ def _build(made: Any, text: Any, first_slots: Any, next_slots: Any) -> int:
                 links[old], links[new] = clone, clone
         made.prefixes[at] = new
         last = new
+    for symbol in range(made.num_symbols):
+        made.starts[symbol] = _target(made, 0, symbol)
     return count
 
 
@@ -135,14 +140,18 @@ def _set(made: Any, state: int, symbol: int, target: int, first_slots: Any, next
 
 
 @compiled
-def _advance(made: Any, state: int, length: int, symbol: Any) -> Any:
-    """State and length of the longest run that ends with one more token."""
-    target = _target(made, state, symbol)
-    while target < 0 and state > 0:
+def _advance(made: Any, state: int, length: int, token: int) -> Any:
+    """State and length of the longest run that ends with one more token, and the token's symbol."""
+    symbol = made.symbols[token] if 0 <= token < len(made.symbols) else -1
+    if symbol < 0:
+        return 0, 0, symbol
+    while state > 0:
+        target = _target(made, state, symbol)
+        if target > 0:
+            return target, length + 1, symbol
         state = made.links[state]
         length = made.lengths[state]
-        target = _target(made, state, symbol)
-    return (target, length + 1) if target >= 0 else (0, 0)
+    return made.starts[symbol], 1, symbol
 
 
 @compiled
@@ -163,14 +172,10 @@ def read(made: Any, counts: Any, tokens: Any, offsets: Any, least: int) -> Any:
     for document in range(len(offsets) - 1):
         state, length = 0, 0
         for at in range(offsets[document], offsets[document + 1]):
-            token = tokens[at]
-            symbol = made.symbols[token] if 0 <= token < len(made.symbols) else np.int32(-1)
             before, last = length, state
-            if symbol < 0:
-                state, length = 0, 0
-            else:
+            state, length, symbol = _advance(made, state, length, tokens[at])
+            if symbol >= 0:
                 counts[symbol] += 1
-                state, length = _advance(made, state, length, symbol)
             if before >= least and length <= before:
                 runs, num_runs = _note(runs, num_runs, document, made.ends[last], before)
         if length >= least:
@@ -208,12 +213,7 @@ def longest_runs(made: Any, tokens: Any, least: int) -> Any:
     reach, places = np.zeros(len(made.lengths), np.int64), np.zeros(len(made.lengths), np.int64)
     state, length = 0, 0
     for at in range(len(tokens)):
-        token = tokens[at]
-        symbol = made.symbols[token] if 0 <= token < len(made.symbols) else np.int32(-1)
-        if symbol < 0:
-            state, length = 0, 0
-            continue
-        state, length = _advance(made, state, length, symbol)
+        state, length, _ = _advance(made, state, length, tokens[at])
         if length >= least and length > reach[state]:
             reach[state], places[state] = length, at
     for state in made.order:  # whatever ends with a run stands wherever that stands

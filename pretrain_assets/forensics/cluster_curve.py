@@ -33,7 +33,7 @@ class Point:
     share: float
     """`documents` of those with a vector."""
     error: float
-    """Half of the 95% interval of `share` for the whole table; 0 when all were asked."""
+    """Half of the 95% interval of `share` for the whole table (normal, finite population); 0 when all were asked."""
     pairs: int
     """Pairs in the whole table, each counted once; of a sample, estimated."""
     lists_full: int
@@ -101,14 +101,14 @@ class Tally:
         points = []
         for threshold, (documents, new, neighbours, full) in zip(self._grid, reached.T, strict=True):
             share = documents / max(1, self._documents)
-            error = Z_95 * (share * (1 - share) / max(1, self._documents)) ** 0.5
+            error = Z_95 * (share * (1 - share) / max(1, self._documents) * (1 - asked / whole)) ** 0.5
             points.append(
                 Point(
                     threshold=float(threshold),
                     documents=int(documents),
                     documents_new=int(new),
                     share=round(float(share), 6),
-                    error=round(float(error), 6) if asked < whole else 0.0,
+                    error=round(float(error), 6),
                     pairs=round(float(neighbours) * whole / asked / 2),
                     lists_full=int(full),
                 )

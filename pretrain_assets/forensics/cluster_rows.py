@@ -112,6 +112,8 @@ def read_rows(dataset: lance.LanceDataset, where: str | None, *, sample: int | N
             family[place][there] = batch[name].drop_null().to_numpy()
         if sample is not None and sample < count:
             fresh = np.stack([_hashed(ids[place], seed), batch["_rowid"].to_numpy().astype(np.uint64)])
+            if chosen.shape[1] == sample:
+                fresh = fresh[:, fresh[0] < chosen[0, -1]]
             chosen = np.concatenate([chosen, fresh], axis=1)
             chosen = chosen[:, np.argsort(chosen[0], kind="stable")[:sample]]
         at += len(batch)
@@ -140,7 +142,7 @@ def _follow(ids: Int64Array, family: Int64Array, flagged: npt.NDArray[np.bool_])
 
 def _hashed(ids: Int64Array, seed: int) -> npt.NDArray[np.uint64]:
     """Ids scattered over 64 bits: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    value = ids.astype(np.uint64) + np.uint64(seed % (1 << 63)) * np.uint64(0x9E3779B97F4A7C15)
+    value = ids.astype(np.uint64) + np.uint64(seed * 0x9E3779B97F4A7C15 % (1 << 64))
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

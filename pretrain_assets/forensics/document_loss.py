@@ -43,11 +43,11 @@ STAGE = "loss_measured"
 CODE_VERSION = "1"
 """Raised when the same checkpoint would give other losses."""
 FORWARD_TOKENS = 32768
-"""Positions per forward pass at most, padding included: keeps a GPU busy, with the logits of 4,096 of them in memory at a
-time (`GPT.chunked_loss`)."""
+"""Positions per forward pass at most, padding included: keeps a GPU busy, with the logits of 4,096 of them in memory
+at a time (`GPT.chunked_loss`)."""
 CPU_LOGITS_BYTES = 26 << 20
-"""Logits per forward pass on a CPU, 128 positions of GPT-2's vocabulary. glibc gives the memory of larger arrays back to
-the kernel every time: 2,048 positions took 2.1 times as long per token (1.60 against 0.73 s on one core, a demo model)."""
+"""Logits per forward pass on a CPU: 128 positions of GPT-2's vocabulary. glibc gives the memory of larger arrays back
+to the kernel every time: with 2,048 positions a token of the demo's model took 2.2 times as long on one core."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -144,12 +144,12 @@ def measuring(
         for documents, ids in windows(stream, starts[:-1], lengths, **shape):
             given = torch.from_numpy(ids).to(device)
             with torch.inference_mode(), autocast():
-                losses = model(given, reduction="none")
-            for total, part in ((sums, losses.double().sum(1)), (counts, (given[:, 1:] != model.pad_id).sum(1))):
-                np.add.at(total, documents, part.cpu().numpy())
+                losses = model(given, reduction="none").double()
+            if not losses.isfinite().all():
+                raise ColumnError(f"{uri} gives losses that are not finite: the model has diverged. Use another one.")
+            np.add.at(sums, documents, losses.sum(1).cpu().numpy())
+            np.add.at(counts, documents, (given[:, 1:] != model.pad_id).sum(1).cpu().numpy())
             np.maximum.at(most, documents, losses.amax(1).float().cpu().numpy())
-        if not np.isfinite(sums).all():
-            raise ColumnError(f"{uri} gives losses that are not finite: the model has diverged. Use an earlier one.")
         counts[~known] = 0
         means = (sums / np.maximum(counts, 1)).astype(np.float32)
         nothing = counts == 0

@@ -78,7 +78,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Documents:
-    """All rows asked about: 40 bytes for each, so that a whole source of millions of rows may be asked about."""
+    """All rows asked about: 32 bytes for each, so that a whole source of millions of rows may be asked about."""
 
     newest: Pin
     """The newest version, at which was asked."""

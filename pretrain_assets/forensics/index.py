@@ -37,7 +37,9 @@ TOKENIZER: dict[str, Any] = {"language": "English", "stem": True, "remove_stop_w
 """How the index splits text into terms; BM25 over stemmed English words. Stop words stay, for phrases: they make the
 index a fifth larger (26.7 MB of text: 10.4 MB instead of 8.6) and searches no slower."""
 UNFINISHED = "unfinished"
-"""In the details that a commit carries, which does not know yet how well its vectors are found; a killed run leaves it."""
+"""In the details that a commit carries, which knows what it adds, and not yet how well vectors are found in it. A run
+that was killed then leaves it, and the next one finishes the record.
+"""
 MERGE_FACTOR = 4
 """Newest vector segments become one that is at least this many times the largest of them."""
 
@@ -112,11 +114,12 @@ def _build(
     column = find_column(dataset)
     text, vectors = _text_work(dataset, parameters, anew), _vector_work(dataset, column, parameters, anew)
     changed = bool(merge or text.todo or vectors.todo or text.removed or vectors.removed)
-    if previous and not changed and previous.version >= input_pin.version and not previous.details.get(UNFINISHED):
+    if previous and not changed and previous.version >= input_pin.version and UNFINISHED not in previous.details:
         _log.info("indexed: nothing new, still %s", previous.tag)
         return StageResult(record=previous, changed=False)
-    rows, before = dataset.count_rows(), _uuids(dataset)
-    written = sum(dataset.get_fragment(one).count_rows() for one in text.todo)
+    begun = previous if previous and UNFINISHED in previous.details else None
+    rows, before = dataset.count_rows(), _uuids(dataset).difference(begun.details[UNFINISHED] if begun else ())
+    written = sum(dataset.get_fragment(one).count_rows() for one in text.todo) + (begun.rows if begun else 0)
     record = LineageRecord(
         stage="indexed",
         table_id=table_id(dataset),
@@ -131,7 +134,7 @@ def _build(
         bytes_added=0,
         ledger={"in": rows, "indexed": rows},
         seconds=0,
-        details={"anew": text.anew, UNFINISHED: True},
+        details={"anew": text.anew or bool(begun and begun.details["anew"])},
     )
     if changed:
         _log.info("indexed: %s of %s rows to index", f"{written:,}", f"{rows:,}")
@@ -141,7 +144,7 @@ def _build(
         version=dataset.version,
         bytes_added=sum(one.num_bytes for one in _all(dataset) if one.index.uuid not in before),
         ledger={"in": rows, "indexed": _indexed(dataset, TEXT)},
-        details={"anew": text.anew} | _vector_facts(dataset, column, bool(vectors.todo or vectors.removed), previous),
+        details=record.details | _vector_facts(dataset, column, bool(vectors.todo or vectors.removed), previous),
         seconds=round(time.monotonic() - started, 3),
     )
     tag_version(dataset, record)
@@ -196,7 +199,8 @@ def _commit(
     removed = [*text.removed, *vectors.removed]
     if not new and not removed:
         return dataset
-    record = dataclasses.replace(record, version=dataset.version + 1)
+    details = record.details | {UNFINISHED: [index.uuid for index in new]}
+    record = dataclasses.replace(record, version=dataset.version + 1, details=details)
     return segments.commit(dataset, new, removed, {RECORD_KEY: record.to_json()})
 
 

@@ -81,6 +81,8 @@ class NeighboursOf:
     """What the checkpoint saw of it; None when no checkpoint was asked about."""
     pin: str
     """Version that was asked."""
+    checkpoint: str | None
+    """Folder of the checkpoint asked about."""
     method: Method
     """How neighbours were found."""
     has_vector: bool
@@ -145,6 +147,7 @@ def neighbours_of(
         preview=preview(own.get("text")),
         seen=seen.get(doc_id),
         pin=str(pin),
+        checkpoint=checkpoint.uri if checkpoint else None,
         method=method_of(dataset, column, exact=exact),
         has_vector=any(vector),
         neighbours=tuple(
@@ -199,8 +202,8 @@ def _id_of(dataset: lance.LanceDataset, doc: int | str) -> int:
 
 def _nothing(dataset: lance.LanceDataset, doc: int | str) -> TableError:
     return TableError(
-        f"{dataset.uri} version {dataset.version} has no document {str(doc)[:200]!r}. Give the table's id, or the source's "
-        "own doc_id; `pretrain search WORDS` shows the ids of what it finds."
+        f"{dataset.uri} version {dataset.version} has no document {str(doc)[:200]!r}. Give the table's id, or the "
+        "source's own doc_id; `pretrain search WORDS` shows the ids of what it finds."
     )
 
 

@@ -44,7 +44,7 @@ def passage_of(codec: Tokenizer, text: str, ids: npt.ArrayLike, *, before: str =
     tokens = np.asarray(ids, np.int32)
     distinct, which = np.unique(tokens, return_inverse=True)
     is_word = np.array([bool(codec.decode([i]).strip()) for i in distinct.tolist()], np.bool_)
-    characters = _characters(codec, before + text, tokens)
+    characters = characters_of(codec, before + text, tokens)
     return Passage(
         text=text,
         ids=tokens,
@@ -69,8 +69,8 @@ def generated(codec: Tokenizer, ids: Sequence[int], *, after: Sequence[int]) -> 
     return passage_of(codec, codec.decode([*after, *ids])[len(before) :], ids)
 
 
-def _characters(codec: Tokenizer, text: str, ids: Int32s) -> Int64s | None:
-    """Where each token begins; None where tokens are not made of the text's bytes, as behind a normaliser."""
+def characters_of(codec: Tokenizer, text: str, ids: Int32s) -> Int64s | None:
+    """As `Passage.characters`; None where tokens are not made of the text's bytes, as behind a normaliser."""
     sizes = codec.token_bytes()
     data = np.frombuffer(text.encode(), np.uint8)
     if sizes is None or (len(ids) and int(ids.max()) >= len(sizes)):

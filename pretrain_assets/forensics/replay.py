@@ -69,6 +69,8 @@ class ReplayPlan:
     """Documents of `left_out` that the checkpoint had trained on."""
     tokens_seen: int
     """Tokens of them that it had trained on, over all epochs."""
+    from_step: int | None
+    """The start asked for; None: the newest clean one."""
     start_step: int
     """Step that the replay begins after; 0: from new weights."""
     start: str | None
@@ -181,6 +183,7 @@ def plan_replay(
         first_step=first_step,
         seen=int((by_then.tokens > 0).sum()),
         tokens_seen=int(by_then.tokens.sum()),
+        from_step=from_step,
         start_step=start_step,
         start=start,
         seen_at_start=int((at_start.tokens > 0).sum()),

@@ -48,7 +48,7 @@ def cross_scores(model: str, query: str, texts: Sequence[str | None]) -> list[fl
     require_package("sentence_transformers", "embed")
     from sentence_transformers import CrossEncoder
 
-    found = find_model(model)
+    found = find_model(model, fetch=False)
     try:
         encoder = CrossEncoder(found.folder, max_length=READ_TOKENS, local_files_only=True, trust_remote_code=False)
         if encoder.num_labels != 1:

@@ -7,66 +7,30 @@ same inputs give the same card. It names no host and no place; what a run or a v
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from pretrain_assets.config import Recipe
 from pretrain_assets.curate.funnel import Funnel, funnel
-from pretrain_assets.errors import PretrainError, TableError
+from pretrain_assets.errors import PretrainError, ReplacedError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.contamination import ContaminationInTime, contamination_in_time
-from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.ledger import RunLedger, ledger_of
 from pretrain_assets.forensics.lineage import lineage_of
 from pretrain_assets.forensics.run_card_history import History, history_of
 from pretrain_assets.forensics.run_card_lineage import ColumnMade, DataLineage, columns_made, data_lineage, public
+from pretrain_assets.forensics.run_card_rows import Seen, Source, exposures_of, sources_of
 from pretrain_assets.forensics.run_card_sample import Sample, sample_of
+from pretrain_assets.forensics.subject import metrics_of, table_of
 from pretrain_assets.launch.contract import read_result
-from pretrain_assets.loader.exposure import times_seen
 from pretrain_assets.recipes import num_parameters
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train import checkpoint as checkpoints
-from pretrain_assets.train.metrics import read_metrics
-from pretrain_assets.train.provenance import sources
-
-if TYPE_CHECKING:
-    import lance
 
 T = TypeVar("T")
-BINS = 16
-"""Numbers of times seen that are counted one by one; beyond, they are counted by ranges."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Documents that were trained on so often."""
-
-    low: int
-    """Least number of times."""
-    high: int
-    """Most number of times; the same as `low` but for ranges."""
-    documents: int
-    """How many documents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Training rows of one source, by the filter."""
-
-    name: str
-    """Value of `source`."""
-    license: str | None
-    """Value of `license`; None where the table has no such column, or no value."""
-    rows: int
-    """Documents."""
-    tokens: int
-    """Their tokens, one end-of-text each included."""
-    share: float
-    """Share of all tokens, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +113,23 @@ class RunCard:
     """Why a part is not there, by its name, in a sentence."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values, with what the verdicts amount to."""
+        facts = asdict(self)
+        if self.ledger:
+            facts["ledger"] = self.ledger.to_dict()
+        if self.contamination:
+            facts["contamination"]["stands"] = self.contamination.stands
+        if self.sample:
+            facts["sample"]["attribution"]["verdict"] = self.sample.attribution.verdict
+        return facts
 
 
 def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
     """Collect what there is to say of a checkpoint.
+
+    Args:
+        location: The table, where the run does not name its own.
+        checkpoint: What the card is of.
 
     Raises:
         TableError: the table is another one, or the pinned version is gone.
@@ -162,12 +137,13 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
     """
     passport, recipe, run_dir = checkpoint.passport, checkpoint.recipe, checkpoint.run_dir
     run = run_dir.rstrip("/").rsplit("/", 1)[-1]
+    location = table_of(run_dir, checkpoint.pin, location)
     dataset = open_pin(location, checkpoint.pin)
     parts = _Parts({location.uri: location.table_name, location.database_uri: "the database", run_dir: run})
     result = read_result(run_dir)
     total_steps = passport["budget"]["total_steps"]
     history = history_of(
-        read_metrics(run_dir),
+        metrics_of(run_dir),
         result,
         step=checkpoint.step,
         log_every=recipe.execution.log_every,
@@ -198,8 +174,8 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
         funnel=parts.get("funnel", lambda: funnel(dataset, recipe.data.filter, count_column=recipe.data.count_column)),
         ledger=parts.get("ledger", lambda: replace(ledger_of(location, checkpoint), run=run)),
         history=history,
-        exposures=_exposures(location, checkpoint),
-        sources=parts.get("sources", lambda: _sources(dataset, recipe)) or (),
+        exposures=exposures_of(location, checkpoint),
+        sources=parts.get("sources", lambda: sources_of(dataset, recipe.data)) or (),
         contamination=parts.get("contamination", lambda: _contamination(location, checkpoint, run)),
         sample=parts.get("sample", lambda: sample_of(location, checkpoint, result, parts.told)),
         questions=_questions(checkpoint),
@@ -218,6 +194,8 @@ class _Parts:
         """What `make` gives; None, and the reason in `missing`, where it raises an error for people."""
         try:
             return make()
+        except ReplacedError:  # ask about the newer one
+            raise
         except PretrainError as error:
             self.missing[part] = self.told(str(error))
             return None
@@ -238,42 +216,15 @@ class _Parts:
             self.missing["evaluation"] = "The records do not tell sources apart: `pretrain evaluate` does."
 
 
-def _sources(dataset: lance.LanceDataset, recipe: Recipe) -> tuple[Source, ...]:
-    if "source" not in dataset.schema.names:
-        raise TableError("The table names no sources.")
-    return tuple(
-        Source(
-            name=public(row["source"]) or "unknown",
-            license=row.get("license"),
-            rows=row["num_rows"],
-            tokens=row["num_tokens"],
-            share=row["share"],
-        )
-        for row in sources(dataset, recipe.data)
-    )
-
-
 def _contamination(location: Location, checkpoint: Checkpoint, run: str) -> ContaminationInTime:
     found = contamination_in_time(location, checkpoint)
     seen = tuple(replace(one, source=public(one.source)) for one in found.sightings)
     return replace(found, checkpoint=run, sightings=seen)
 
 
-def _exposures(location: Location, checkpoint: Checkpoint) -> tuple[Seen, ...]:
-    """How many documents were seen how often: the first `BINS` numbers of times, then ranges that double."""
-    schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
-    counts = np.bincount(times_seen(schedule, last_step=checkpoint.step))
-    bins = [(times, times) for times in range(min(len(counts), BINS))]
-    while bins and bins[-1][1] < len(counts) - 1:
-        low = bins[-1][1] + 1
-        bins.append((low, min(2 * low - 1, len(counts) - 1)))
-    found = [Seen(low=low, high=high, documents=int(counts[low : high + 1].sum())) for low, high in bins]
-    return tuple(seen for seen in found if seen.documents)
-
-
 def _questions(checkpoint: Checkpoint) -> tuple[Question, ...]:
     """Commands for this very run, by the name of its folder."""
-    run = checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1]
+    run = shlex.quote(checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1])
     asks = {
         "the documents of one step, with their places in its blocks": f"seen {run} --step {max(1, checkpoint.step)}",
         "when a document was trained on, or why not": f"where {run} --doc ID",

@@ -30,7 +30,7 @@ WENT_ON = {
 """Lines of a stage's ledger that are not rows left out or marked."""
 MAX_INGESTS = 4
 """Ingests that are drawn one by one, the newest; those before them are one node."""
-_PLACE = re.compile(r"""(?<![\w<.:/])(?!hf://)(?:[a-z][a-z0-9+]*://|~?/)[^\s'",;()<>`]+""")
+_PLACE = re.compile(r"""(?<![\w<./])(?!hf://)(?:[a-z][a-z0-9+]*://|~?/(?!/))[^\s'",;()<>`]+""")
 """An absolute path or a URL; what is named on the Hugging Face hub is public."""
 _MEANINGS = {column.name: column.meaning for column in COLUMNS}
 
@@ -268,11 +268,13 @@ def _stage(record: LineageRecord, kind: str = "stage") -> Node:
 
 
 def _checkpoint(lineage: Lineage) -> Node:
-    passport = lineage.checkpoint.passport
+    passport, total = lineage.checkpoint.passport, lineage.records[0].rows_total
+    kept = next((ledger["rows_in"] for ledger in passport["ledger"].values()), None)
     return Node(
         key="checkpoint",
         kind="checkpoint",
         title=str(passport["recipe"]["name"]),
-        rows=next((ledger.get("rows_in") for ledger in passport["ledger"].values()), None),
+        rows=kept,
         note=f"step {lineage.checkpoint.step:,}",
+        marked={} if kept is None else {"outside the filter": total - kept},
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.curate.filters import expand
+from pretrain_assets.curate.sql import columns_in
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, schedule_of, seen_by
@@ -25,8 +26,11 @@ from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.predicate import check_predicate
-from pretrain_assets.table.storage import Location
+from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import open_pin
+
+if TYPE_CHECKING:
+    import lance
 
 MODES = ("text", "vector", "hybrid")
 MOST_HITS = 10_000
@@ -81,13 +85,20 @@ class Found:
         """The same as plain JSON values, its notes included."""
         return {"pin": str(self.pin), **{k: v for k, v in asdict(self).items() if k != "pin"}, "notes": self.notes}
 
+    without_vectors: int = 0
+    """Rows of it whose vectors were not made yet, so that no search by vectors finds them."""
+
     @property
     def notes(self) -> list[str]:
         """What a reader has to know of the answer, in sentences."""
+        notes = []
+        if self.without_vectors:
+            rows = counted(self.without_vectors, "row")
+            notes.append(f"{rows} of version {self.pin.version} have no vector yet: `pretrain embed` makes them.")
         if not self.missing:
-            return []
+            return notes
         rows, version = f"{counted(self.missing, 'row')} of version {self.pin.version}", max(self.searched.values())
-        return [f"{rows} cannot be searched: deleted since, before version {version}, which is what is indexed."]
+        return [*notes, f"{rows} cannot be searched: deleted since, before version {version}, which is searched."]
 
 
 def search(
@@ -140,7 +151,8 @@ def find(
             empty with `like`: by that vector alone.
         pin: Version whose rows are searched.
         limit: Number of hits, 1 to 10,000.
-        where: SQL predicate that hits must satisfy, over columns and named filters, as the pinned version has them.
+        where: SQL predicate that hits must satisfy, over columns and named filters, as the pinned version has them;
+            one over columns made since, such as `loss_demo > 8`, as the newest version has them.
         mode: `text` (BM25), `vector` (cosine with the query's vector), or `hybrid`: both, by reciprocal rank fusion.
         like: Compare vectors with this document's instead of the query's; it is no hit itself.
         model: Folder or hub name of the model that made the vectors, where its name alone does not find it.
@@ -156,22 +168,25 @@ def find(
         raise ConfigError(f"limit={limit}: give a number from 1 to {MOST_HITS:,}; SQL over the table gives more rows.")
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}: use one of {', '.join(MODES)}.")
-    where = _predicate(location, pin, where)
+    where, judge = _predicate(location, pin, where)
     words = parse(query) if query.strip() and mode != "vector" else None
     if words is None and like is None and (mode == "text" or not query.strip()):
         if where is None:
             raise ConfigError("The query is empty: give one or more words, or only a predicate with --where.")
-        rows = open_pin(location, pin).scanner(columns=["id"], filter=where, limit=limit).to_table()
+        asked_of = open_pin(location, pin) if judge is None else judge
+        within = f"({where}) AND _row_created_at_version <= {pin.version}"
+        rows = asked_of.scanner(columns=["id"], filter=within, limit=limit).to_table()
         return _found(location, pin, "sql", {"": [(one, 0.0) for one in rows["id"].to_pylist()]}, limit, None, {})
     rankings: dict[str, Ranking] = {}
     asked: dict[str, Searchable] = {}
     fused = words is not None and (mode == "hybrid" or like is not None)
     number = max(limit, CANDIDATES) if fused or rerank else limit
     if words is not None:
-        asked["bm25"] = for_text(location, pin, phrases=bool(words.phrases))
+        asked["bm25"] = replace(for_text(location, pin, phrases=bool(words.phrases)), judge=judge)
         rankings["bm25"] = by_text(asked["bm25"], words, number, where)
     if mode != "text" or like is not None:
-        asked["cosine"], column = for_vectors(location, pin)
+        found, column = for_vectors(location, pin)
+        asked["cosine"] = replace(found, judge=judge)
         vector = encode(column, [query], model=model) if like is None else vector_of(asked["cosine"], column, like)
         rankings["cosine"] = by_vector(asked["cosine"], column, vector, number, where, but=like)
     if fused:
@@ -195,14 +210,17 @@ def with_exposures(location: Location, hits: list[Hit], checkpoint: Checkpoint) 
     return [replace(hit, seen=seen[hit.id], next_step=later.get(hit.id)) for hit in hits]
 
 
-def _predicate(location: Location, pin: Pin, where: str | None) -> str | None:
-    """A predicate in plain SQL, checked at the pinned version."""
-    dataset = open_pin(location, pin)
+def _predicate(location: Location, pin: Pin, where: str | None) -> tuple[str | None, lance.LanceDataset | None]:
+    """A predicate in plain SQL, checked; and the newest version, where the pinned one lacks a column of it."""
+    pinned = open_pin(location, pin)
     if where is None:
-        return None
+        return None, None
+    newest = open_dataset(location)
+    judge = newest if set(columns_in(where, newest.schema.names)) - set(pinned.schema.names) else None
+    dataset = pinned if judge is None else judge
     plain = expand(where, dataset.schema.names, setting="where")
     check_predicate(dataset, plain, setting="where", written=where)
-    return plain
+    return plain, judge
 
 
 def _last(rankings: dict[str, Ranking]) -> Ranking:
@@ -245,4 +263,5 @@ def _found(
         hits=hits,
         searched={name: one.dataset.version for name, one in asked.items()},
         missing=max((one.missing for one in asked.values()), default=0),
+        without_vectors=asked["cosine"].without_vectors if "cosine" in asked else 0,
     )

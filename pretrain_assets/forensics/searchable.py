@@ -33,6 +33,10 @@ class Searchable:
     """The version that is searched."""
     pinned: lance.LanceDataset
     """The pinned version, whose rows are asked for."""
+    judge: lance.LanceDataset | None = None
+    """Version that judges a predicate over columns that the pinned one lacks; None: the pinned one judges."""
+    column: VectorColumn | None = None
+    """The vectors that are compared; None for text."""
 
     @property
     def missing(self) -> int:
@@ -41,6 +45,13 @@ class Searchable:
             return 0
         return int(self.pinned.count_rows()) - int(self.dataset.count_rows(self._within))
 
+    @property
+    def without_vectors(self) -> int:
+        """Rows of the pinned version whose vectors were never made: no file of their fragment has the column."""
+        files = _files(self.dataset, [self.column.name] if self.column else [])
+        lacking = [one for one, mine in files.items() if self.column and not mine]
+        return sum(self.dataset.get_fragment(one).count_rows(self._within) for one in lacking)
+
     def rows(self, where: str | None) -> str | None:
         """Predicate, for the version that is searched, of the pinned rows; with `where` where that means the same."""
         parts = [] if self.dataset.version == self.pinned.version else [self._within]
@@ -48,7 +59,7 @@ class Searchable:
         return " AND ".join(parts) or None
 
     def allowed(self, where: str | None) -> npt.NDArray[np.int64] | None:
-        """Ids that satisfy `where` at the pinned version, if its columns were made anew since; else None: `rows` does.
+        """Ids that satisfy `where` at the version that judges, if `rows` cannot ask it in the one searched; else None.
 
         8 bytes for each row that satisfies it.
         """
@@ -56,7 +67,8 @@ class Searchable:
 
         if not where or not self._remade(where):
             return None
-        found = self.pinned.scanner(columns=["id"], filter=where).to_table()
+        judge = self.pinned if self.judge is None else self.judge
+        found = judge.scanner(columns=["id"], filter=f"({where}) AND {self._within}").to_table()
         return np.asarray(found["id"], np.int64)
 
     @property
@@ -69,6 +81,8 @@ class Searchable:
         It has the same where the same data files carry it; after a compaction that is not known, and counts as made
         anew.
         """
+        if self.judge is not None:
+            return True
         if self.dataset.version == self.pinned.version:
             return False
         if any(word in where for word in ("_rowaddr", "_row_last_updated")):
@@ -118,7 +132,7 @@ def for_vectors(location: Location, pin: Pin) -> tuple[Searchable, VectorColumn]
     for dataset in (pinned, *_retained(location, pin, "indexed"), *_retained(location, pin, "embedded")):
         column = find_column(dataset)
         if column is not None:
-            found = Searchable(dataset=dataset, pinned=pinned), column
+            found = Searchable(dataset=dataset, pinned=pinned, column=column), column
             if all(_files(dataset, [column.name]).values()):
                 return found
             some = some or found

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.exposure import SeenBy
-from pretrain_assets.forensics.passage import passage_of
-from pretrain_assets.forensics.trainings import Trainings
+from pretrain_assets.forensics.exposure import SeenBy, seen_by
+from pretrain_assets.forensics.passage import characters_of
+from pretrain_assets.forensics.trainings import Trainings, steps_at
 from pretrain_assets.forensics.verbatim import (
     Int32s,
     Reading,
@@ -26,6 +26,7 @@ from pretrain_assets.forensics.verbatim import (
     runs_in,
     token_batches,
 )
+from pretrain_assets.loader.exposure import Exposure
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.schema import making_parameters
 from pretrain_assets.table.storage import Location
@@ -98,31 +99,38 @@ class Source:
     """What a gradient step on it does to the loss on the text; None where it was not asked."""
 
 
+def likely(one: Reading, shown: Iterable[Run]) -> set[int]:
+    """Rows to look at: those that hold some runs, as far as they are known, and `LOOKED_AT` others with the rarest."""
+    bits, weights = one.bits, dict[int, float]()
+    for run, rows in one.runs.items():
+        for i in rows.ids:
+            weights[i] = weights.get(i, 0.0) + float(bits[run.start : run.stop].sum())
+    rarest = islice(sorted(weights, key=lambda i: (-weights[i], i)), LOOKED_AT)
+    return {*rarest, *(i for run in shown for i in rows_with(one, run).ids)}
+
+
 def look(
-    location: Location, checkpoint: Checkpoint, one: Reading, shown: Iterable[Run], trained: Trainings
+    location: Location,
+    checkpoint: Checkpoint,
+    one: Reading,
+    shown: Iterable[Run],
+    parts: Mapping[int, Sequence[Exposure]],
 ) -> tuple[dict[int, float], dict[Run, list[int]]]:
-    """The bits of the text in each of the likeliest sources, and the steps at which each of some runs was trained on.
+    """How many bits of the text stand in each of the likely rows, and when some runs were trained on in all of them.
 
     Args:
         location: The table.
         checkpoint: Whose version is read.
         one: What was read.
-        shown: Runs; all the rows that are known of each are looked at, beside `LOOKED_AT` others.
-        trained: What the checkpoint saw of the rows.
+        shown: The runs.
+        parts: What the checkpoint was trained on of the rows that are `likely`.
     """
-    bits, weights = one.bits, dict[int, float]()
-    for run, rows in one.runs.items():
-        for i in rows.ids:
-            weights[i] = weights.get(i, 0.0) + float(bits[run.start : run.stop].sum())
-    steps: dict[Run, list[int]] = {run: [] for run in shown}
-    looked = {*islice(sorted(weights, key=lambda i: (-weights[i], i)), LOOKED_AT)}
-    looked.update(i for run in steps for i in rows_with(one, run).ids)
-    shared = {}
-    for i, tokens in documents_of(location, checkpoint, looked):
-        shared[i] = round(float(bits[covered(one, runs_in(one, tokens))].sum()), 6)
+    shared, steps = dict[int, float](), {run: list[int]() for run in shown}
+    for i, tokens in documents_of(location, checkpoint, likely(one, steps)):
+        shared[i] = round(float(one.bits[covered(one, runs_in(one, tokens))].sum()), 6)
         for run, at in steps.items():
             for place in places_of(tokens, one.passage.ids[run.start : run.stop]):
-                at += trained.steps(i, place + run.tokens)
+                at += steps_at(parts.get(i, ()), place + run.tokens)
     return shared, steps
 
 
@@ -134,6 +142,7 @@ def sources_of(
     *,
     codec: Tokenizer,
     trained: Trainings,
+    parts: Mapping[int, Sequence[Exposure]],
     bm25: Mapping[int, float],
     cosine: Mapping[int, float],
 ) -> tuple[Source, ...]:
@@ -141,6 +150,7 @@ def sources_of(
     field = open_pin(location, checkpoint.pin).schema.field(checkpoint.recipe.data.token_column)
     text_column = making_parameters(field).get("text_column", "text")
     rows = rows_by_id(location, checkpoint.pin, ids, ["doc_id", "source", text_column])
+    seen = seen_by(location, pin=checkpoint.pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=ids)
     found = {}
     for i, tokens in documents_of(location, checkpoint, ids):
         text = rows[i].get(text_column)
@@ -152,25 +162,23 @@ def sources_of(
             preview=None if text is None else " ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS],
             num_tokens=len(tokens),
             covered_tokens=int(inside.sum()),
-            covered_seen_tokens=int(covered(one, runs_in(one, tokens[: trained.reached(i)])).sum()),
+            covered_seen_tokens=int(covered(one, runs_in(one, tokens[: trained.reached(i, len(tokens))])).sum()),
             bits=float(one.bits[inside].sum()),
-            matches=_matches(one, i, tokens, text or "", codec, trained),
+            matches=_matches(one, tokens, text or "", codec, parts.get(i, ())),
             bm25=bm25.get(i),
             cosine=cosine.get(i),
-            seen=trained.seen[i],
+            seen=seen[i],
         )
     return tuple(found[i] for i in ids if i in found)
 
 
-def _matches(
-    one: Reading, i: int, tokens: Int32s, text: str, codec: Tokenizer, trained: Trainings
-) -> tuple[Match, ...]:
-    document = passage_of(codec, text, tokens)
+def _matches(one: Reading, tokens: Int32s, text: str, codec: Tokenizer, parts: Sequence[Exposure]) -> tuple[Match, ...]:
+    characters = characters_of(codec, text, tokens)
     matches = []
     for run in resolved(one, runs_in(one, tokens)):
         ids = one.passage.ids[run.start : run.stop]
         places = places_of(tokens, ids)
-        steps = [step for place in places for step in trained.steps(i, place + run.tokens)]
+        steps = [step for place in places for step in steps_at(parts, place + run.tokens)]
         matches.append(
             Match(
                 start=run.start,
@@ -179,7 +187,9 @@ def _matches(
                 text=codec.decode(ids.tolist()),
                 characters=one.passage.span(run.start, run.tokens),
                 document_start=places[0],
-                document_characters=document.span(places[0], run.tokens),
+                document_characters=None
+                if characters is None
+                else (int(characters[places[0]]), int(characters[places[0] + run.tokens])),
                 occurrences=len(places),
                 times_seen=len(steps),
                 first_step=min(steps, default=None),

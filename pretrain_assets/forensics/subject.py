@@ -19,7 +19,7 @@ from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location, join
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.train.checkpoint import checkpoint_uri, newest
-from pretrain_assets.train.metrics import read_metrics
+from pretrain_assets.train.metrics import Record, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -68,7 +68,7 @@ class Subject:
     @cached_property
     def _reports(self) -> list[tuple[int, int | None]]:
         """Steps that were reported, in order, and the number of ranks that made them."""
-        return [(record["step"], record.get("ranks")) for record in read_metrics(self.run_dir)]
+        return [(record["step"], record.get("ranks")) for record in metrics_of(self.run_dir)]
 
     @cached_property
     def _sessions(self) -> list[tuple[int, int]]:
@@ -122,7 +122,7 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
         tokenizer = from_dict(TokenizerIdentity, found.passport["tokenizer"])
     elif spec := _spec(run_dir):
         uri, pin, recipe, tokenizer = run_dir, Pin.parse(spec.pin), spec.recipe, spec.tokenizer
-        step = max((record["step"] for record in read_metrics(run_dir)), default=0)
+        step = max((record["step"] for record in metrics_of(run_dir)), default=0)
     else:
         raise CheckpointError(
             f"There is no run in {run_dir}: it has neither a {RUN_NAME} nor a complete checkpoint. `pretrain runs` "
@@ -164,3 +164,11 @@ def table_of(run_dir: str, pin: Pin, given: Location) -> Location:
 def _spec(run_dir: str) -> RunSpec | None:
     run_json = join(run_dir, RUN_NAME)
     return read_spec(run_json) if read_file(run_json) is not None else None
+
+
+def metrics_of(run_dir: str) -> list[Record]:
+    """Metrics of a run, oldest first; of a replay also those of the original before the step that it goes on from."""
+    spec = _spec(run_dir)
+    replay = spec.replay if spec else None
+    before = metrics_of(replay.run_dir) if replay and replay.start_step else []
+    return [*(r for r in before if replay and r["step"] <= replay.start_step), *read_metrics(run_dir)]

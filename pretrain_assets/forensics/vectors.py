@@ -113,7 +113,7 @@ def encode(column: VectorColumn, texts: Sequence[str], *, model: str | None = No
     if "model" not in made or "library" not in made:
         raise ModelError(f"Nothing says which model made the column {column.name}, so no text can be compared with it.")
     try:
-        found = find_model(model or made["model"])
+        found = find_model(model or made["model"], fetch=False)
     except ModelError as error:
         if model is not None:
             raise

@@ -86,18 +86,18 @@ class Reading:
 
     def add(self, ids: Int64s, tokens: Int32s, offsets: Int64s) -> None:
         """Look into more rows."""
-        found = read(self.automaton, self.counts, tokens, offsets, self.least)
+        documents, ends, lengths = read(self.automaton, self.counts, tokens, offsets, self.least).T
         self.num_rows += len(ids)
         self.num_tokens += len(tokens)
-        entries = np.unique(found[:, [1, 2, 0]], axis=0)  # by run, then by row
-        starts = np.flatnonzero(np.diff(entries[:, :2], axis=0, prepend=-1).any(axis=1))
-        for group in np.split(entries, starts[1:]) if len(entries) else []:
-            end, length, _ = group[0].tolist()
-            run = Run(end + 1 - length, length)
-            if self.counts_as_run(run):
-                rows = self.runs.setdefault(run, Rows())
-                rows.count += len(group)
-                rows.ids += ids[group[: ROWS_PER_RUN - len(rows.ids), 2]].tolist()
+        words, size = self.passage.words, len(self.passage.ids) + 1
+        long = words[ends + 1] - words[ends + 1 - lengths] >= self.least
+        entries = np.unique(((ends * size + lengths) * len(ids) + documents)[long])  # each run once in each row
+        runs, firsts = np.unique(entries // max(1, len(ids)), return_index=True)
+        for run, places in zip(runs.tolist(), np.split(entries % max(1, len(ids)), firsts)[1:], strict=True):
+            end, length = divmod(run, size)
+            rows = self.runs.setdefault(Run(end + 1 - length, length), Rows())
+            rows.count += len(places)
+            rows.ids += ids[places[: ROWS_PER_RUN - len(rows.ids)]].tolist()
 
 
 def reading(passage: Passage, *, least: int) -> Reading:

@@ -24,36 +24,29 @@ def verdict(found: Attribution) -> str:
 
 def _seen(found: Attribution) -> str:
     total, runs = len(found.ids), f"runs of {found.min_tokens} tokens or more"
-    best = next((source for source in found.sources if source.covered_seen_tokens), None)
     if total < found.min_tokens:
         return (
             f"Too short: the text has {counted(total, 'token')}, and only {runs} count; --min-tokens {total} looks for "
             "shorter ones."
         )
-    if best is None:
+    if not found.covered_tokens:
         return (
             f"No verbatim source: nothing in the rows that the model has seen by step {found.step:,} has {runs} in "
             f"common with the text's {total:,} tokens (white space not counted).{_nearest(found)}"
         )
-    share = best.covered_seen_tokens / total
-    head = "Verbatim" if share == 1 else "Mostly verbatim" if share >= MOSTLY else "Verbatim in parts"
-    parts = [
-        f"{head}: {best.covered_seen_tokens:,} of {total:,} tokens ({share:.0%} in {runs}; {MOSTLY:.0%} would be "
-        f"mostly) stand word for word in {_named(best)}, {best.seen.describe()}."
-    ]
-    if found.spans:
-        span = found.spans[0]
-        rows = f"{span.rows:,} rows" + (
-            "" if span.rows == len(span.ids) else f", of which {len(span.ids):,} are counted"
-        )
-        parts.append(
-            f"The rarest run, {counted(span.tokens, 'token')} from token {span.start:,} on, stands in "
-            f"{'1 row' if span.rows == 1 else rows}; the model was trained on it "
-            f"{counted(span.times_seen, 'time')}, first at step {span.first_step:,}."
-        )
-    if found.covered_tokens > best.covered_seen_tokens:
-        parts.append(f"All that it was trained on holds {found.covered_tokens:,} of the {total:,} tokens.")
-    return " ".join(parts)
+    best = max(found.sources, key=lambda source: source.covered_seen_tokens, default=None)
+    most = best.covered_seen_tokens if best else 0
+    head = "Verbatim" if most == total else "Mostly verbatim" if most >= MOSTLY * total else "Verbatim in parts"
+    where = f"; {most:,} of them in {_named(best)}, {best.seen.describe()}" if best and most else ""
+    span = found.spans[0]
+    rows = "1 row" if span.rows == 1 else f"{span.rows:,} rows"
+    looked_at = "" if span.rows == len(span.ids) else f" (the first {len(span.ids):,} were looked at)"
+    return (
+        f"{head}: {found.covered_tokens:,} of {total:,} tokens stand word for word in what the model was trained on, "
+        f"in {runs}{where}. The rarest run, {counted(span.tokens, 'token')} from token {span.start:,} on, stands in "
+        f"{rows}{looked_at}, and was trained on {counted(span.times_seen, 'time')}, first at step {span.first_step:,}. "
+        f"({MOSTLY:.0%} of the text in one document is called mostly verbatim.)"
+    )
 
 
 def _nearest(found: Attribution) -> str:

@@ -75,7 +75,7 @@ def _curve(found: Clusters) -> str:
         if point.threshold in (*SHOWN, found.threshold)
     ]
     pairs = "pairs in the table, estimated" if sampled else "pairs"
-    headers = ["similarity", "share with a neighbour", "documents", "new to dedup", pairs, f"{found.limit} or more"]
+    headers = ["similarity", "share with a neighbour", "documents", "new to dedup", pairs, f"with {found.limit} or more"]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=["right"] * len(headers))
 
 

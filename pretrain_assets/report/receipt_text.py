@@ -26,6 +26,7 @@ SHOWN = 10
 """Rows and ids shown; --json has more."""
 FEW = 5
 """Ids that are written into a command one by one."""
+STAGES = 2
 WIDTH = 110
 
 
@@ -83,12 +84,17 @@ def _documents(receipt: Receipt) -> Iterator[str]:
 def _versions(receipt: Receipt) -> str:
     if not receipt.versions:
         return "no version that is there has any of them"
-    rows = [
-        [f"v{one.version}", f"{one.rows:,}", "; ".join(one.reasons) or "nothing: `pretrain maintain` frees it"]
-        for one in receipt.versions
-    ]
+    rows = [[f"v{one.version}", f"{one.rows:,}", _kept(one.reasons)] for one in receipt.versions]
     headers = ["version that has them", "rows", "kept by"]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=["left", "right", "left"])
+
+
+def _kept(reasons: Sequence[str]) -> str:
+    """Reasons in short: of many stages of which a version is the newest, the number."""
+    stages = [reason for reason in reasons if reason.startswith("newest ") and reason != "newest version"]
+    others = [reason for reason in reasons if reason not in stages]
+    named = stages if len(stages) <= STAGES else [f"newest of {len(stages)} stages"]
+    return "; ".join([*others, *named]) or "nothing: `pretrain maintain` frees it"
 
 
 def _models(receipt: Receipt) -> Iterator[str]:

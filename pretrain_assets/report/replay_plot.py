@@ -1,11 +1,12 @@
-"""The losses of a replay and its original as a picture: one SVG, alone or in a page of its own.
+"""The losses of a replay and its original as a picture: both above, their difference below; one SVG, or a page with it.
 
 Invariant: drawn from the numbers given and nothing else; no script, no other file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -15,43 +16,56 @@ from pretrain_assets.report.run_card_curve import ticks
 if TYPE_CHECKING:
     from pretrain_assets.forensics.replay_compare import Comparison
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 420, 60, 20, 64, 44
-"""Size of the picture and the room around the axes, in pixels."""
-COLOURS = {"original": "#888", "replay": "#258"}
+WIDTH, LEFT, RIGHT, TOP, HEIGHT = 900, 70, 20, 70, 500
+"""Size of the picture, and the room around the panels, in pixels."""
+PANELS = {"loss": (TOP, 310), "difference": (342, 452)}
+"""Upper and lower edge of each panel."""
+ORIGINAL, REPLAY, HOLES, START = "#888", "#258", "#d84", "#c22"
 MOST_POINTS = 2_000
 """Points of a line: more cannot be told apart."""
-Scale = Callable[[float], float]
 Curve = Sequence[tuple[int, float]]
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """A panel's scales."""
+
+    top: float
+    bottom: float
+    low: float
+    high: float
+    last_step: int
+
+    def x(self, step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * step / max(self.last_step, 1)
+
+    def y(self, value: float) -> float:
+        return self.top + (self.bottom - self.top) * (self.high - value) / (self.high - self.low)
+
+
 def replay_svg(found: Comparison) -> str:
-    """Both training losses as lines, both validation losses as dots, the steps with holes as ticks below."""
-    curves = {name: curve for name, curve in found.curves.items() if curve}
-    values = [loss for curve in curves.values() for _, loss in curve]
+    """Training losses as lines, validation losses as dots; below, the replay's minus the original's."""
+    curves = found.curves
+    differences = {
+        kind: [(point.step, point.difference) for point in points]
+        for kind, points in (("training", found.training), ("validation", found.validation))
+    }
     last = max(step for curve in curves.values() for step, _ in curve)
-    marks = ticks(min(values), max(values), 6)
-    low, high = min(marks[0], *values), max(marks[-1], *values)
-
-    def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * step / max(last, 1)
-
-    def y(loss: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low)
-
-    parts = [_text(LEFT, 20, f"Replay without {found.holes}", extra=" font-weight='bold'"), *_legend()]
-    for mark in marks:
-        parts.append(f"<path d='M{LEFT} {y(mark):.1f}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
-        parts.append(_text(LEFT - 8, y(mark) + 4, f"{mark:g}", extra=" text-anchor='end'"))
-    for step in ticks(0, last, 8):
-        if step <= last:
-            parts.append(_text(x(step), HEIGHT - 14, f"{step:,.0f}", extra=" text-anchor='middle'"))
-    parts += _holes(found, x)
-    if found.start_step:
-        at = f"M{x(found.start_step):.1f} {TOP}V{HEIGHT - BOTTOM}"
-        parts.append(f"<path d='{at}' stroke='#c22' stroke-dasharray='5 3'/>")
-        parts.append(_text(x(found.start_step) + 5, TOP + 12, "the replay begins", extra=" fill='#c22'"))
-    for name, curve in curves.items():
-        parts.append(_dots(name, curve, x, y) if name.endswith("validation") else _line(name, curve, x, y))
+    above, marks = _panel("loss", curves.values(), last)
+    below, fine_marks = _panel("difference", [*differences.values(), [(0, 0.0)]], last)
+    parts = [
+        _text(LEFT, 22, f"Replay without {found.holes}", extra=" font-weight='bold'"),
+        *_legend(),
+        *_grid(above, marks, "nats per token"),
+        *_grid(below, fine_marks, "replay - original"),
+        *_steps(below, found),
+        _line("original", curves["original"], ORIGINAL, above),
+        _line("replay", curves["replay"], REPLAY, above),
+        _dots("original", curves["original validation"], ORIGINAL, above),
+        _dots("replay", curves["replay validation"], REPLAY, above),
+        _line("difference", differences["training"], REPLAY, below),
+        _dots("difference", differences["validation"], REPLAY, below),
+    ]
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT}' viewBox='0 0 {WIDTH} {HEIGHT}' "
         "font-family='sans-serif' font-size='12'><rect width='100%' height='100%' fill='#fff'/>"
@@ -62,54 +76,78 @@ def replay_svg(found: Comparison) -> str:
 def replay_html(found: Comparison) -> str:
     """The picture and the tables as one page."""
     return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Replay</title><style>"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Counterfactual replay</title><style>"
         "body{max-width:960px;margin:2em auto;padding:0 1em;font-family:sans-serif}svg{max-width:100%;height:auto}"
         "pre{overflow-x:auto;font-size:13px}</style></head><body><h1>Counterfactual replay</h1>"
         f"{replay_svg(found)}<pre>{escape(comparison_text(found))}</pre></body></html>\n"
     )
 
 
-def _line(name: str, curve: Curve, x: Scale, y: Scale) -> str:
-    every = -(-len(curve) // MOST_POINTS)
-    kept = [*curve[::every], curve[-1]]
-    points = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in kept)
-    return (
-        f"<polyline fill='none' stroke='{_colour(name)}' stroke-width='1.5' points='{points}'>"
-        f"<title>{escape(name)}, training loss</title></polyline>"
-    )
+def _panel(name: str, curves: Iterable[Curve], last_step: int) -> tuple[_Panel, list[float]]:
+    """A panel that holds the curves, and round numbers for its axis."""
+    values = [value for curve in curves for _, value in curve]
+    top, bottom = PANELS[name]
+    marks = ticks(min(values), max(values), 5 if name == "loss" else 3)
+    return _Panel(top, bottom, min(marks[0], *values), max(marks[-1], *values), last_step), marks
 
 
-def _dots(name: str, curve: Curve, x: Scale, y: Scale) -> str:
-    return "".join(
-        f"<circle cx='{x(step):.1f}' cy='{y(loss):.1f}' r='4' fill='{_colour(name)}' stroke='#fff'>"
-        f"<title>{escape(name)} loss {loss:.4f} at step {step:,}</title></circle>"
-        for step, loss in curve
-    )
+def _grid(panel: _Panel, marks: Sequence[float], unit: str) -> list[str]:
+    parts = [_text(LEFT, panel.top - 8, unit, extra=" fill='#666'")]
+    for mark in marks:
+        parts.append(f"<path d='M{LEFT} {panel.y(mark):.1f}H{WIDTH - RIGHT}' stroke='#e4e4e4'/>")
+        parts.append(_text(LEFT - 8, panel.y(mark) + 4, f"{mark:g}", extra=" text-anchor='end'"))
+    return parts
 
 
-def _holes(found: Comparison, x: Scale) -> list[str]:
-    floor = HEIGHT - BOTTOM
-    return [
-        f"<path d='M{x(point.step):.1f} {floor}v6' stroke='#d84' stroke-width='2'>"
+def _steps(panel: _Panel, found: Comparison) -> list[str]:
+    """The axis of steps, where the replay begins, and which of the steps drawn have tokens in holes."""
+    floor = panel.bottom
+    parts = [
+        f"<path d='M{panel.x(point.step):.1f} {floor}v7' stroke='{HOLES}' stroke-width='2'>"
         f"<title>step {point.step:,}: {point.tokens_in_holes:,} tokens in holes</title></path>"
         for point in found.training
         if point.tokens_in_holes
     ]
+    for step in ticks(0, panel.last_step, 8):
+        if step <= panel.last_step:
+            parts.append(_text(panel.x(step), floor + 22, f"{step:,.0f}", extra=" text-anchor='middle'"))
+    parts.append(_text(WIDTH - RIGHT, HEIGHT - 8, "step", extra=" text-anchor='end' fill='#666'"))
+    if found.start_step:
+        x, late = panel.x(found.start_step), found.start_step > panel.last_step / 2
+        parts.append(f"<path d='M{x:.1f} {TOP}V{floor}' stroke='{START}' stroke-dasharray='5 3'/>")
+        extra = f" fill='{START}' text-anchor='{'end' if late else 'start'}'"
+        parts.append(_text(x - 5 if late else x + 5, TOP + 12, "the replay begins", extra=extra))
+    return parts
+
+
+def _line(name: str, curve: Curve, colour: str, panel: _Panel) -> str:
+    if not curve:
+        return ""
+    kept = [*curve[:: -(-len(curve) // MOST_POINTS)], curve[-1]]
+    points = " ".join(f"{panel.x(step):.1f},{panel.y(value):.1f}" for step, value in kept)
+    return (
+        f"<polyline fill='none' stroke='{colour}' stroke-width='1.5' points='{points}'>"
+        f"<title>{escape(name)}, training</title></polyline>"
+    )
+
+
+def _dots(name: str, curve: Curve, colour: str, panel: _Panel) -> str:
+    return "".join(
+        f"<circle cx='{panel.x(step):.1f}' cy='{panel.y(value):.1f}' r='4' fill='{colour}' stroke='#fff'>"
+        f"<title>{escape(name)}, validation, step {step:,}: {value:.4f}</title></circle>"
+        for step, value in curve
+    )
 
 
 def _legend() -> list[str]:
     parts, at = [], float(LEFT)
-    for name, colour in COLOURS.items():
+    for name, colour in (("original", ORIGINAL), ("replay", REPLAY)):
         parts.append(f"<path d='M{at} 42h22' stroke='{colour}' stroke-width='2'/>")
         parts.append(f"<circle cx='{at + 11}' cy='42' r='4' fill='{colour}' stroke='#fff'/>")
         parts.append(_text(at + 28, 46, name))
-        at += 110
-    parts.append(_text(at, 46, "lines: training loss; dots: validation loss; orange ticks: steps with holes"))
+        at += 100
+    parts.append(_text(at, 46, "lines: training loss; dots: validation loss; ticks below: steps with holes"))
     return parts
-
-
-def _colour(name: str) -> str:
-    return COLOURS[name.partition(" ")[0]]
 
 
 def _text(x: float, y: float, text: str, *, extra: str = "") -> str:

@@ -45,7 +45,8 @@ def start_text(plan: ReplayPlan) -> str:
     if plan.saved_step > plan.start_step:
         return f"at its own checkpoint of step {plan.saved_step:,}, where it was stopped"
     if plan.start is None:
-        return "with new weights: the original keeps no checkpoint from before it saw them, or step 0 was asked for"
+        kept = f"as no checkpoint from before step {plan.first_step:,} is kept"
+        return f"with new weights, {'as asked for' if plan.from_step == 0 else kept}"
     if plan.is_clean:
         return f"at step {plan.start_step:,} of the original, which had seen none of them: as good as from step 0"
     return (
@@ -106,13 +107,12 @@ def _blocks_text(blocks: BlocksLoss) -> str:
     headers = [f"at step {blocks.step:,}, in {counted(blocks.num_blocks, 'block')}", "tokens", "original", "replay", ""]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=["left"] + ["right"] * 4)
     learned = blocks.left_out[1] - blocks.left_out[0]
-    usual = blocks.others[1] - blocks.others[0] if blocks.others else 0.0
+    beside = blocks.others[1] - blocks.others[0] if blocks.others else 0.0
+    more = f", which is {learned - beside:.4f} more than on the text beside them" if blocks.others else ""
     return (
-        f"{table}\nHaving trained on them lowers the loss on the documents left out by {learned - usual:.4f} more than "
-        "that on the text beside them"
-        if blocks.others
-        else f"{table}\nHaving trained on them lowers the loss on the documents left out by {learned:.4f}"
-    ) + " (counterfactual memorisation, as far as one pair of runs can show it)."
+        f"{table}\nHaving been trained on them makes the loss on the documents left out lower by {learned:.4f}{more}:\n"
+        "counterfactual memorisation, as far as one pair of runs can show it."
+    )
 
 
 def _losses(pair: tuple[float, float]) -> list[str]:

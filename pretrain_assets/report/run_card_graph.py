@@ -20,6 +20,9 @@ TALL_WIDTH, TALL_HEIGHT, TALL_GAP, GUTTER = 300, 62, 20, 44
 LINE, TITLE, CHARACTERS, MARKS = 15, 14, 17, 2
 """Height of a line of text; across the page, characters of a title and of a line, and lines of what was left out."""
 
+LEAST_WIDTH = 940
+"""Pixels to which the graph may shrink before it scrolls."""
+
 Place = tuple[float, float]
 
 
@@ -36,15 +39,16 @@ def graph_svg(lineage: DataLineage, *, tall: bool) -> Markup:
         places = _places(lineage, height)
         nodes = [_node(node, texts[node.key], *places[node.key], height) for node in lineage.nodes]
         edges = [_edge(edge, *_across(places[edge.start], places[edge.end], height)) for edge in lineage.edges]
-    width = TALL_WIDTH + GUTTER if tall else max(x for x, _ in places.values()) + WIDTH + 2
+    width: float = TALL_WIDTH + GUTTER if tall else max(x for x, _ in places.values()) + WIDTH + 2
     label = " to ".join(dict.fromkeys(clean(node.title) for node in lineage.nodes))
     return Markup(
         "<svg class='graph {kind}' role='img' aria-label='{label}' viewBox='0 0 {width:.0f} {height:.0f}' "
-        "width='{width:.0f}' height='{height:.0f}'>{edges}{nodes}</svg>"
+        "width='{width:.0f}' height='{height:.0f}' style='min-width:{least:.0f}px'>{edges}{nodes}</svg>"
     ).format(
         kind="tall" if tall else "wide",
         label=f"Data lineage: {label}",
         width=width,
+        least=0 if tall else min(width, LEAST_WIDTH),
         height=max(y for _, y in places.values()) + height + 2,
         edges=Markup("").join(edges),
         nodes=Markup("").join(nodes),

@@ -16,8 +16,9 @@ from typing import Any
 from pretrain_assets.config import Recipe, to_dict
 from pretrain_assets.forensics.attribution import Span
 from pretrain_assets.forensics.contamination import SetInTime
-from pretrain_assets.forensics.run_card import RunCard, Seen
+from pretrain_assets.forensics.run_card import RunCard
 from pretrain_assets.forensics.run_card_lineage import Node
+from pretrain_assets.forensics.run_card_rows import Seen
 from pretrain_assets.forensics.run_card_sample import Sample
 from pretrain_assets.plural import counted
 from pretrain_assets.report.curation_text import readable

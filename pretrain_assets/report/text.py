@@ -183,6 +183,7 @@ def deletion_text(deletion: Deletion) -> str:
             "  pretrain maintain --purge    # rewrites fragments without the deleted rows",
             "  pretrain ingest SOURCE && pretrain dedup && pretrain tokenize && pretrain index    # move on to it",
             "  pretrain maintain --purge    # frees what nobody names any more",
+            "or all of that at once, and a search of everything for what is left: pretrain receipt --delete --purge",
         ]
     return "\n".join(lines)
 

@@ -44,14 +44,9 @@ def _document(document: Where, step: int) -> str:
     if document.preview:
         facts.append(textwrap.indent(textwrap.fill(document.preview, WIDTH), "  "))
     facts.append(f"  {_verdict(document, step)}")
-    for spans, name in (
-        (document.seen, "seen"),
-        (document.to_come, "to come"),
-        (document.masked, "masked"),
-        (document.past_the_end, "past the end of the run"),
-    ):
-        if spans and (name == "seen" or not document.seen):
-            facts.append(textwrap.indent(_table(spans), "  "))
+    spans = document.seen or document.to_come or document.past_the_end or document.masked
+    if spans:
+        facts.append(textwrap.indent(_table(spans), "  "))
     if document.seen and document.to_come:
         rest, first = sum(span.tokens for span in document.to_come), document.to_come[0]
         facts.append(f"  to come: {counted(rest, 'token')}, next at step {first.step:,} (epoch {first.epoch})")

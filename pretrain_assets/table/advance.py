@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.plural import counted
 from pretrain_assets.table.columns import columns_of
+from pretrain_assets.table.filler.spec import ERROR_SUFFIX
 from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.schema import STAGE_KEY, same_making
@@ -83,9 +84,10 @@ def _obstacle(dataset: lance.LanceDataset, record: LineageRecord) -> str:
     fields = {f.name: f for f in dataset.schema if (f.metadata or {}).get(STAGE_KEY) == record.stage.encode()}
     if not fields or any(name not in before or not same_making(before[name], field) for name, field in fields.items()):
         return "its columns were made anew since, or taken away"
-    due = [c.name for c in columns_of(record.stage) if c.name in fields and not c.nullable and not c.optional]
-    failed = " AND ".join(f"{name} IS NULL" for name in fields if name.endswith("_error")) or "true"
-    for name in due:
+    reasons = [name for name in fields if name.endswith(ERROR_SUFFIX)]  # of rows that failed, whose values are NULL
+    nullable = {column.name for column in columns_of(record.stage) if column.nullable}
+    failed = " AND ".join(f"{name} IS NULL" for name in reasons) or "true"
+    for name in (name for name in fields if name not in nullable and name not in reasons):
         if lacking := dataset.count_rows(f"{name} IS NULL AND {failed}"):
             return f"{counted(lacking, 'row')} without {name}"
     for name in REFERENCES:

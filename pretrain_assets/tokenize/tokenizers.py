@@ -87,6 +87,7 @@ class Gpt2Tokenizer:
         eos_id = vocabulary.pop(GPT2_EOS)
         ranks = {bytes(to_byte[c] for c in token): rank for token, rank in vocabulary.items()}
         self._tokens = {rank: token for token, rank in ranks.items()}
+        self._spelled = self._tokens | {eos_id: GPT2_EOS.encode()}
         self._engines: dict[str, Encode] = {"tiktoken": TiktokenEngine(ByteLevel(ranks=ranks, pattern=GPT2_PATTERN))}
         self.identity = TokenizerIdentity(
             name="gpt2",
@@ -113,7 +114,7 @@ class Gpt2Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of some ids; padding is left out."""
-        known = self._tokens | {self.identity.eos_id: GPT2_EOS.encode()}
+        known = self._spelled
         return b"".join(known[i] for i in ids if i in known).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> npt.NDArray[np.int64]:

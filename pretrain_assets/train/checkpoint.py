@@ -68,11 +68,8 @@ def steps(run_dir: str) -> list[int]:
 
 
 def newest(run_dir: str, *, digests: bool = True) -> int | None:
-    """Step of the newest complete checkpoint; broken ones and what only looks like one are skipped with a warning.
-
-    Args:
-        run_dir: Folder of the run.
-        digests: As for `find_fault`.
+    """Step of the newest checkpoint without a fault (`find_fault`); what is skipped, broken or no folder of a step, is
+    named in a warning.
     """
     for name, is_folder, _ in list_folder(join(run_dir, CHECKPOINTS_NAME)):
         if name.startswith("step_") and not (is_folder and STEP_NAME.match(name)):
