@@ -15,10 +15,12 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pretrain_assets import recipes
 from pretrain_assets.cli import cli
 from pretrain_assets.config import (
+    EmbedConfig,
     IndexConfig,
     MixtureComponent,
     ModelConfig,
@@ -27,7 +29,8 @@ from pretrain_assets.config import (
     override,
     to_dict,
 )
-from pretrain_assets.errors import ConfigError, TableError
+from pretrain_assets.curate.embedding import embed
+from pretrain_assets.errors import ConfigError, ModelError, TableError
 from pretrain_assets.forensics.attribution import attribute
 from pretrain_assets.forensics.automaton import BREAK, automaton, longest_runs, read
 from pretrain_assets.forensics.checkpoints import Checkpoint
@@ -220,6 +223,24 @@ def test_without_index_all_rows_are_read_and_with_candidates_alone_only_those(tm
     some = attribute(location, checkpoint(pin, 9), text=CONTINUATION, exact=False)
     assert (some.rows_in_version, some.rows_read, some.candidates_by_words) == (41, 4, 4)
     assert some.spans[0].rows == 4 and "--exact reads all" in some.verdict
+
+
+@pytest.mark.slow
+def test_vectors_bring_candidates_that_share_no_word(tmp_path: Path) -> None:
+    from model2vec import StaticModel
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "heron": 1, "stork": 2, "clerk": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = str(tmp_path / "model")
+    StaticModel(np.array([[0, 0], [1, 0], [1, 0.1], [0, 1]], np.float32), tokenizer, {}).save_pretrained(model)
+    location, pin = corpus(tmp_path / "db", [*FILLER, "One stork, and no more."])
+    embed(location, EmbedConfig(model=model, library="model2vec"), input_pin=pin)  # in a later version
+    found = attribute(location, checkpoint(pin, 20), text="heron", model=model, exact=False)
+    by_id = {source.id: source for source in found.sources}
+    assert by_id[40].cosine == pytest.approx(0.995, abs=0.001) and by_id[40].bm25 is None
+    assert (found.candidates_by_words, found.candidates_by_vectors) == (0, 20)
+    with pytest.raises(ModelError, match="No model"):
+        attribute(location, checkpoint(pin, 20), text="a heron", model=str(tmp_path / "none"))
 
 
 def test_a_text_from_the_middle_of_another_has_its_first_word_found_too(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_every_token_is_a_target_once_behind_what_stands_before_it() -> None:
             assert sorted(found.get(at, [])) == sorted(itertools.pairwise(whole))
 
 
+@pytest.mark.slow
 def test_new_rows_alone_are_measured_and_another_checkpoint_measures_all_anew(tmp_path: Path) -> None:
     changes = {"train__max_steps": 2, "train__eval_every": 2, "execution__checkpoint_every": 1}
     mine = train(tmp_path, "tiny-v2-b", TEXTS[:40], **changes, execution__keep_last=2)
@@ -194,6 +195,7 @@ def test_the_report_tells_trained_from_held_out_and_names_what_stands_out(traine
     assert report.val_loss == found.passport["val_loss"]
     assert losses_plausible(report).passed, losses_plausible(report).description
     assert not losses_plausible(replace(report, val_loss=2 * report.groups[1].loss)).passed
+    assert "not compared" in losses_plausible(replace(report, max_tokens=5)).description
     assert losses_complete(open_dataset(trained.location), "tiny").passed
     text = loss_text(report)
     assert "Lowest of those trained on" in text and "seen" in text and f"{report.val_loss:.4f}" in text
@@ -209,7 +211,7 @@ def test_a_search_of_the_pinned_rows_may_ask_for_the_loss_measured_since(trained
     build_index(trained.location, IndexConfig(), input_pin=trained.pin)
     found = search(trained.location, "river", pin=trained.pin, where=f"loss_tiny > {limit!r}", limit=90)
     assert {hit.id for hit in found} == {i for i in wanted if "river" in TEXTS[i]}
-    with pytest.raises(FilterError, match="no column is named 'loss_tini'"):
+    with pytest.raises(FilterError, match="'loss_tini', which is neither a column nor a named filter"):
         search(trained.location, "", pin=trained.pin, where="loss_tini > 1")
 
 

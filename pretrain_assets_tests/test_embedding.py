@@ -398,6 +398,7 @@ def test_the_verbs(tmp_path: Path, static: str, graded: str, capsys: pytest.Capt
 def test_the_assets(tmp_path: Path, static: str, graded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import dagster as dg
 
+    from pretrain_assets.assets.checks import corpus_checks
     from pretrain_assets.assets.embedded import embedded, model_scored
     from pretrain_assets.assets.keys import EMBEDDED, MODEL_SCORED
     from pretrain_assets.assets.resources import default_resources
@@ -428,3 +429,11 @@ def test_the_assets(tmp_path: Path, static: str, graded: str, monkeypatch: pytes
     for key, column in ((EMBEDDED, "embedding"), (MODEL_SCORED, "model_score_edu")):
         (event,) = done.asset_materializations_for_node("__".join(key.path))
         assert event.metadata["ledger"].value["in"] == 7 and column in open_dataset(location).schema.names
+        guard = next(guard for guard in corpus_checks if {at.asset_key for at in guard.check_keys} == {key})
+        with dg.instance_for_test() as instance:
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(asset_key=key, metadata={"lance/pin": event.metadata["lance/pin"].value})
+            )
+            context = dg.build_asset_check_context(resources=default_resources(), instance=instance)
+            found = {result.check_name: result.passed for result in guard(context)}
+        assert found.pop("ledger_closes") and all(found.values())

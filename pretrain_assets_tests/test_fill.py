@@ -104,6 +104,12 @@ def test_a_large_fragment_is_computed_in_ranges_and_joined(location: Location, m
     assert (len(staged(location)), lengths.rows, lengths.made) == (1, 300, 1), "the parts are gone, one function made"
 
 
+def test_parts_of_a_column_that_takes_no_room_are_joined(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cut_small(monkeypatch):  # a million rows of NULL take as many bytes: more rows fit than Lance can count
+        dedup(location, DedupConfig(batch_bytes=1 << 44), input_pin=newest(location))
+    assert values(location, "dup_of") == [None] * 300
+
+
 @pytest.mark.parametrize("deleted", [None, "id % 3 = 0", "id < 150", "id >= 290"])
 def test_work_is_kept_between_calls(location: Location, monkeypatch: pytest.MonkeyPatch, deleted: str | None) -> None:
     if deleted:

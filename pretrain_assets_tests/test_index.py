@@ -10,7 +10,7 @@ import pytest
 
 from pretrain_assets.config import EmbedConfig, EngineConfig, IndexConfig, MaintainConfig
 from pretrain_assets.curate.embedding import embed
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import BusyError, ConfigError
 from pretrain_assets.forensics import recall
 from pretrain_assets.forensics.index import build_index, upkeep
 from pretrain_assets.forensics.search import search
@@ -18,10 +18,12 @@ from pretrain_assets.forensics.segments import TEXT, VECTORS, segments
 from pretrain_assets.forensics.vectors import has_index, nearest, vector_column
 from pretrain_assets.report.search_text import index_text
 from pretrain_assets.table.delete import Request, delete
+from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord
-from pretrain_assets.table.storage import Location, open_dataset
+from pretrain_assets.table.storage import Location, filesystem, open_dataset
 from pretrain_assets.table.upkeep.maintain import maintain
 from pretrain_assets.table.versions import heal
+from pretrain_assets_tests.conftest import S3Server
 from pretrain_assets_tests.tables import append, make_table, newest
 from pretrain_assets_tests.test_search import AXES, save_static
 
@@ -133,6 +135,28 @@ def test_vectors_made_anew_are_indexed_anew(tmp_path: Path, static: str) -> None
     dataset = open_dataset(location)
     assert segments(dataset, TEXT)[0].index.uuid == text_before[0].index.uuid and len(segments(dataset, VECTORS)) == 1
     agree(location)
+
+
+def test_vectors_are_not_made_anew_while_they_are_indexed(tmp_path: Path, static: str) -> None:
+    location = make_table(tmp_path / "db", sentences(3, 0))
+    filled(location, static)
+    with hold(location, "fill embedded"), pytest.raises(BusyError, match="is in use: fill embedded"):
+        indexed(location)
+
+
+@pytest.mark.slow
+def test_on_an_object_store(s3: S3Server, tmp_path: Path, static: str) -> None:
+    local = make_table(tmp_path / "db", sentences(1_010, 0))
+    filled(local, static)
+    location = Location(database_uri=f"{s3.bucket('index')}/db")
+    fs, path = filesystem(location.uri)
+    fs.put(local.uri, path, recursive=True)
+    record = indexed(location, exact_below=FEW)
+    assert record.details["vectors"]["indexed"] == 1_010
+    agree(location)
+    assert [hit.id for hit in search(location, '"number 0x77"', pin=newest(location))] == [77]
+    like = search(location, "", pin=newest(location), mode="vector", like=77)
+    assert len(like) == 5 and like[0].score > 0.9
 
 
 @pytest.mark.parametrize("rows", ["none were ingested", "all were deleted"])

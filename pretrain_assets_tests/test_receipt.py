@@ -471,6 +471,16 @@ def test_runs_that_cannot_be_read_or_computed_are_named(location: Location, runs
     assert one.unknown and not one.saw and "so no checkpoint of it counts as clean" in receipt_text(found)
 
 
+def test_a_damaged_passport_hides_no_run(location: Location, runs: Path) -> None:
+    run = start_run(runs, location, curate(location))
+    save(run, 30)
+    (run / "checkpoints" / "step_00000030" / "passport.json").write_text("{")
+    found = receipt(location, str(runs), Asked(docs=(str(PLANTED),)))
+    assert [one.run for one in found.witnesses] == [run.name] and found.witnesses[0].checkpoints == ()
+    (run / "run.json").unlink()
+    assert "passport.json is not JSON" in receipt(location, str(runs), Asked(docs=("1",))).notes[0]
+
+
 def test_exports_of_a_checkpoint_that_saw_it_are_named(location: Location, runs: Path) -> None:
     run = start_run(runs, location, curate(location))
     write_metrics(run, 30)

@@ -419,7 +419,7 @@ def test_the_comparison_and_its_pictures(corpus, trained, original):
     assert found.blocks.left_out[1] > found.blocks.left_out[0]  # trained on against not
     text = comparison_text(found)
     assert "3 documents" in text and f"{found.blocks.left_out[0]:.4f}" in text and "tokens in holes" in text
-    assert replay_svg(found).count("<polyline") == 2 and replay_html(found).endswith("</html>\n")
+    assert replay_svg(found).count("<polyline") == 3 and replay_html(found).endswith("</html>\n")
     with pytest.raises(ConfigError, match="is no replay of another run"):
         compare(original.run_dir)
 

@@ -35,11 +35,11 @@ from pretrain_assets.forensics.run_card_lineage import public
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_file, write_spec
 from pretrain_assets.loader.exposure import documents
+from pretrain_assets.report import run_card_words as words
 from pretrain_assets.report.run_card_curve import ticks
 from pretrain_assets.report.run_card_graph import graph_svg
 from pretrain_assets.report.run_card_html import run_card_html
 from pretrain_assets.report.run_card_markdown import run_card_markdown
-from pretrain_assets.report.run_card_words import clean, compact
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
@@ -250,6 +250,25 @@ def test_what_a_run_lacks_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert "no training records" in markdown and str(tmp_path) not in html + markdown + json.dumps(card.to_dict())
 
 
+def test_a_replay_says_of_what(card: RunCard) -> None:
+    assert words.replay_of(card) == ""
+    recipe = override(card.recipe, {"data.without": (3, 4)})
+    original = {
+        "step": 40,
+        "checkpoint": "abcd",
+        "start_step": 20,
+        "start": "ef01",
+        "documents_seen": 0,
+        "tokens_seen": 0,
+    }
+    replayed = dataclasses.replace(card, recipe=recipe, replay_of=original)
+    said = (
+        "A counterfactual replay of checkpoint abcd (step 40): the same order, the places of 2 documents left as masked"
+    )
+    assert words.replay_of(replayed).startswith(said) and "ef01 of step 20" in run_card_html(replayed)
+    assert said in run_card_markdown(replayed)
+
+
 def records_of(*steps: int, **facts: Any) -> list[dict[str, Any]]:
     return [{"step": step, "loss": 2.0, "lr": 0.1, "ranks": 2, **facts} for step in steps]
 
@@ -290,10 +309,10 @@ def test_places_are_only_their_last_name(told: Any, shown: Any) -> None:
 
 
 def test_words_and_ticks() -> None:
-    assert [compact(n) for n in (0, 999, 1234, 100_778, 17_500_000, 9.96e9)] == [
+    assert [words.compact(n) for n in (0, 999, 1234, 100_778, 17_500_000, 9.96e9)] == [
         *("0", "999", "1.234 k", "100.8 k", "17.5 M", "9.96 B")
     ]
-    assert clean("a\nb\tc\x07\ud800") == "a\nb\tc\\x07\\ud800"
+    assert words.clean("a\nb\tc\x07\ud800") == "a\nb\tc\\x07\\ud800"
     assert ticks(2.9, 11.1, 5) == [2, 4, 6, 8, 10, 12] and ticks(1.0, 1.0, 5)[0] <= 1.0 <= ticks(1.0, 1.0, 5)[-1]
 
 

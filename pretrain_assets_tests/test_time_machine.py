@@ -117,15 +117,18 @@ def test_seen_and_where_equal_what_the_ranks_of_a_real_run_consumed(tmp_path: Pa
 
     texts = lance.dataset(f"{database}/corpus.lance", version=1).to_table()["input_ids"].to_pylist()
     by_document: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for (step, ranks, rank), blocks in consumed.items():
-        found = seen_at(spec.run_dir, step, rank=rank, limit=None, **asked)
-        assert (found.ranks, found.done, len(found.blocks)) == (ranks, True, len(blocks))
-        assert np.array_equal(rebuilt(found, texts), blocks)
-        assert found.tokens_padded == (blocks == PAD).sum()
+    for step, ranks in made_by.items():
+        found = seen_at(spec.run_dir, step, limit=None, **asked)
+        shares = [consumed[step, ranks, rank] for rank in range(ranks)]  # (cycles x splits of the rank, tokens) each
+        blocks = np.concatenate([share.reshape(2, -1, SEQ) for share in shares], axis=1).reshape(-1, SEQ)
+        assert (found.ranks, found.done) == (ranks, True)
+        assert np.array_equal(rebuilt(found, texts), blocks) and found.tokens_padded == (blocks == PAD).sum()
         for part in found.parts:
-            by_document[part.id].append((part.span, rank))
-            one = seen_at(spec.run_dir, step, block=part.span.block, limit=None, **asked) if step == 9 else found
-            assert part in one.parts
+            by_document[part.id].append((part.span, part.span.split * ranks // 4))
+    mine = seen_at(spec.run_dir, 9, block=8 * 8 + 3, limit=None, **asked)
+    assert np.array_equal(rebuilt(mine, texts), consumed[9, 1, 0][3:4])
+    second = seen_at(spec.run_dir, 20, rank=1, limit=None, **asked)
+    assert np.array_equal(rebuilt(second, texts), consumed[20, 2, 1])
     for before, after in zip(early.documents, last.documents, strict=True):
         assert [(span, span.rank) for span in after.seen] == sorted(by_document[after.id])
         assert before.seen == tuple(span for span in after.seen if span.step <= 7)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
 @click.option("--min-tokens", type=click.IntRange(1), help="Tokens of the shortest run that counts [8; 32 of bytes]")
 @click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="Documents to show.")
-@click.option("--exact/--candidates", default=None, help="Read all rows, or candidates alone [all, up to 400 M tokens]")
+@click.option("--exact/--candidates", default=None, help="Read all rows, or candidates alone [all, up to 100 M tokens]")
 @click.option(
     "--influence", type=click.IntRange(0), default=0, help="Make a gradient step on each of so many of the documents."
 )

@@ -25,7 +25,7 @@ from pretrain_assets.plural import counted
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Hits of --search.")
 @click.option("--with-duplicates", is_flag=True, help="Rows with the same content, too.")
 @click.option("--delete", "deletes", is_flag=True, help="Delete them in one new version, and prove their absence.")
-@click.option("--purge", is_flag=True, help="With --delete: free and rewrite all that holds them and nothing pins.")
+@click.option("--purge", is_flag=True, help="With --delete: free all that holds them and nothing pins.")
 @click.option("--yes", is_flag=True, help="Do not ask before deleting.")
 @click.option("--deleted-text", is_flag=True, help="Show how documents begin that only older versions still have.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the receipt here, as JSON.")
@@ -49,7 +49,9 @@ def receipt(
 ) -> None:
     """Where documents are, which models saw them, and what training without them costs; then take them out.
 
-    A run's pinned version keeps what is deleted until it is released: the receipt lists what still holds it.
+    --delete makes a version without them, and searches everything for what is left. --purge also frees the older
+    versions, rewrites data files and indexes, and removes the unfinished work of killed stages. What a run or a
+    person pins stays until it is released: the receipt lists it, with the command, and the exit code is 1.
     """
     from pretrain_assets.forensics.documents import Asked, find_documents
     from pretrain_assets.forensics.erasure import erase

@@ -89,7 +89,7 @@ def replay(
     click.echo(plan_text(plan), err=True)
     protect_run(location, original.pin, plan.run_dir)
     result: dict[str, Any] = {"status": "done"} if contract.finished_result(plan.spec) else run_here(plan.spec, ranks)
-    as_asked = result["status"] == "stopped" and result.get("step") == plan.spec.recipe.execution.stop_after
+    as_asked = result["status"] == "stopped" and result.get("step", 0) >= plan.last_step
     if result["status"] != "done" and not as_asked:
         exit_unfinished(plan.spec, result, json_output)
     _show(compare(plan.run_dir), plot, json_output, plan)
@@ -111,7 +111,7 @@ def _names(file: str) -> list[str]:
 
 def _location(obj: dict[str, Any], run_dir: str) -> Location:
     """The table that a run names, else the one asked for."""
-    from pretrain_assets.forensics.replay_compare import location_of
+    from pretrain_assets.forensics.replay_blocks import location_of
     from pretrain_assets.launch.contract import RUN_NAME, read_file, read_spec
     from pretrain_assets.table.storage import join
 

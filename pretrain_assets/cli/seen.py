@@ -1,5 +1,4 @@
-"""Verbs of the time machine: seen (step to documents), where (documents to steps), ledger (rows and tokens accounted
-for).
+"""Verbs of the time machine: seen, from a step to its documents; where, from documents to their steps; ledger.
 
 Invariant: they change nothing, neither in the table nor in a run.
 """

@@ -150,6 +150,8 @@ def _fetched(name: str, fetch: bool) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES, local_files_only=not fetch))
     except Exception as error:  # of the network, the hub, or a name that is none
+        if not fetch:
+            raise ModelError(f"No model {name}: it is no local directory, and was not fetched from the hub.") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"No model {name}: it is no local directory, and the hub did not give it ({reason}). Give a directory with "

@@ -121,7 +121,7 @@ def _rows(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
         place="copies in the newest version",
         method="digests of content, before the deletion",
         found=(f"{counted(traces.shared, 'document')} with a copy under another id",) if traces.shared else (),
-        remedy="the same command with --with-duplicates",
+        remedy="the same command with --with-duplicates, once `pretrain dedup` has seen all rows",
     )
 
 

@@ -176,7 +176,8 @@ def attribute(
     if num_tokens > MOST_TOKENS:
         raise ConfigError(f"The text has {num_tokens:,} tokens: give at most {MOST_TOKENS:,} at once, part by part.")
     least = min_tokens or (MIN_TOKENS if identity.vocab_size > BYTE_IDS else MIN_BYTES)
-    pieces, notes = pieces_of(passages[0].text), []  # type: tuple[list[str], list[str]]
+    pieces = pieces_of(passages[0].text)
+    notes: list[str] = []
 
     def near(find: Callable[..., dict[int, float]], **how: object) -> dict[int, float]:
         try:
@@ -207,8 +208,8 @@ def attribute(
     shared, steps = look(location, checkpoint, one, [*seen_shown, *unseen_shown], parts)
 
     def likeliest(i: int) -> tuple[float, ...]:
-        rarest, times = shared.get(i, 0.0), trained.times[i]
-        return (-rarest, not times, -times if rarest else 0, -scores.get(i, 0.0), i)
+        rarest = shared.get(i, 0.0)
+        return (-rarest, -trained.times[i] if rarest else 0, -scores.get(i, 0.0), i)
 
     shown = sorted({*shared, *scores}, key=likeliest)[:limit]
     return Attribution(

@@ -187,7 +187,7 @@ def read(made: Any, counts: Any, tokens: Any, offsets: Any, least: int) -> Any:
 def _note(runs: Any, num_runs: int, document: int, end: int, length: int) -> Any:
     if num_runs == len(runs):
         more = np.empty((2 * num_runs, 3), np.int64)
-        for row in range(num_runs):  # whose slice would take the compiler seconds
+        for row in range(num_runs):  # a slice would take the compiler seven seconds
             for column in range(3):
                 more[row, column] = runs[row, column]
         runs = more

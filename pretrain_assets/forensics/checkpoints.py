@@ -6,6 +6,7 @@ Invariant: only complete checkpoints are found; the passport read is the checkpo
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def find_checkpoint(which: str | None, runs_uri: str, *, digests: bool = True) -
     Raises:
         CheckpointError: nothing there, or nothing complete.
     """
+    which = _placed(which, runs_uri)
     if which and f"/{CHECKPOINTS_NAME}/step_" in which:
         run_dir, _, digits = which.rstrip("/").rpartition(f"/{CHECKPOINTS_NAME}/step_")
         if re.fullmatch(r"\d{1,18}", digits):
@@ -112,6 +114,7 @@ def find_run(which: str | None, runs_uri: str) -> str:
     Raises:
         CheckpointError: nothing there.
     """
+    which = _placed(which, runs_uri)
     if which and "/" in which:
         return which.rstrip("/")
     run_dir = next(_runs(runs_uri, which), None)
@@ -121,6 +124,15 @@ def find_run(which: str | None, runs_uri: str) -> str:
             "`pretrain train RECIPE`."
         )
     return run_dir
+
+
+def _placed(which: str | None, runs_uri: str) -> str | None:
+    """A path as given; one that is relative to the folder of all runs with that before it, if it is only there."""
+    if not which or "/" not in which or which.startswith("/") or is_remote(which):
+        return which
+    run = which.partition("/")[0]
+    fs, path = filesystem(join(runs_uri, run))
+    return join(runs_uri, which) if not os.path.exists(run) and fs.exists(path) else which
 
 
 def _near(which: str | None, runs_uri: str) -> str:

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pretrain_assets.curate.explain import preview
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.forensics.cluster_curve import DECIMALS, GRID, Agreement, Point, Tally
 from pretrain_assets.forensics.cluster_rows import Float32Array, Int64Array, Rows, read_rows
-from pretrain_assets.forensics.neighbours import Method, method_of, preview
+from pretrain_assets.forensics.neighbours import Method, method_of
 from pretrain_assets.forensics.vectors import VectorColumn, nearest, vector_column
 from pretrain_assets.loader.read import take_rows
 from pretrain_assets.progress import Progress
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.predicate import in_list
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import table_id
 
@@ -234,8 +236,7 @@ def _cluster(dataset: lance.LanceDataset, column: VectorColumn, rows: Rows, root
 
 def _looked_up(dataset: lance.LanceDataset, columns: list[str], ids: Int64Array) -> pa.Table:
     """Columns of documents, in the order of their ids."""
-    among = ", ".join(map(str, ids))
-    return dataset.to_table(columns=["id", *columns], filter=f"id IN ({among})").sort_by("id")
+    return dataset.to_table(columns=["id", *columns], filter=in_list("id", ids.tolist())).sort_by("id")
 
 
 def _mean_similarity(vectors: npt.NDArray[np.float64]) -> float:

@@ -24,7 +24,6 @@ from pretrain_assets.curate.document_models import gpus_per_worker
 from pretrain_assets.errors import CheckpointError, ColumnError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.loader.state import check_same
-from pretrain_assets.loader.stream import check_token_column
 from pretrain_assets.table.filler.fill import fill
 from pretrain_assets.table.filler.spec import BatchFunction, ColumnReader, Fill, RowColumns, Worker
 from pretrain_assets.table.lineage import Pin, StageResult
@@ -221,6 +220,8 @@ def _first_losses(model: GPT, eos_id: int, device: torch.device, autocast: Any) 
 
 def _fill(location: Location, checkpoint: Checkpoint, config: DocumentLossConfig, input_pin: Pin) -> Fill:
     import pyarrow as pa
+
+    from pretrain_assets.loader.stream import check_token_column
 
     recipe, name = checkpoint.recipe, config.name
     column, dataset = recipe.data.token_column, open_pin(location, input_pin)

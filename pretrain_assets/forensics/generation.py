@@ -1,4 +1,4 @@
-"""Letting a checkpoint's model write: the ids that it draws, for attribution and replay in kind.
+"""Letting a checkpoint's model write: the ids that it draws, for attribution.
 
 Invariant: the same checkpoint, prompt and seed give the ids that `pretrain sample` draws on the same device.
 """

@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +72,12 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
         run_id: Dagster run id for the lineage record.
 
     Raises:
-        BusyError: another process builds the indexes, or maintains the table.
-        CommitError: the vectors were made anew meanwhile.
+        BusyError: another process builds the indexes, makes vectors, or maintains the table.
     """
-    with hold(location, "index"):
+    with ExitStack() as leases:
+        leases.enter_context(hold(location, "index"))
+        if find_column(open_dataset(location)):  # Lance would commit an index over vectors that were replaced meanwhile
+            leases.enter_context(hold(location, "fill embedded"))
         return _build(location, {**dataclasses.asdict(config), **TOKENIZER}, input_pin, run_id)
 
 
@@ -113,13 +117,15 @@ def _build(
     anew = anew or (previous is not None and previous.code_version != CODE_VERSION)
     column = find_column(dataset)
     text, vectors = _text_work(dataset, parameters, anew), _vector_work(dataset, column, parameters, anew)
+    merge = 0 if text.anew else merge
     changed = bool(merge or text.todo or vectors.todo or text.removed or vectors.removed)
-    if previous and not changed and previous.version >= input_pin.version and UNFINISHED not in previous.details:
+    unfinished = previous is not None and UNFINISHED in previous.details
+    if previous and not changed and not unfinished and previous.version >= input_pin.version:
         _log.info("indexed: nothing new, still %s", previous.tag)
         return StageResult(record=previous, changed=False)
-    begun = previous if previous and UNFINISHED in previous.details else None
-    rows, before = dataset.count_rows(), _uuids(dataset).difference(begun.details[UNFINISHED] if begun else ())
-    written = sum(dataset.get_fragment(one).count_rows() for one in text.todo) + (begun.rows if begun else 0)
+    begun = previous if previous and unfinished and previous.version == dataset.version else None
+    there = _uuids(dataset).difference(begun.details[UNFINISHED] if begun else ())
+    rows = dataset.count_rows()
     record = LineageRecord(
         stage="indexed",
         table_id=table_id(dataset),
@@ -129,7 +135,7 @@ def _build(
         parameters=parameters,
         code_version=CODE_VERSION,
         run_id=run_id,
-        rows=written,
+        rows=_rows(dataset, text.todo) + (begun.rows if begun else 0),
         rows_total=rows,
         bytes_added=0,
         ledger={"in": rows, "indexed": rows},
@@ -137,14 +143,15 @@ def _build(
         details={"anew": text.anew or bool(begun and begun.details["anew"])},
     )
     if changed:
-        _log.info("indexed: %s of %s rows to index", f"{written:,}", f"{rows:,}")
-        dataset = _commit(_merged(dataset, merge) if merge else dataset, column, text, vectors, record, bool(merge))
+        _log.info("indexed: %s of %s rows to index", f"{record.rows:,}", f"{rows:,}")
+        dataset = _commit(dataset, column, text, vectors, record, merge)
+    known = previous.details.get("vectors", {}) if previous and not (vectors.todo or vectors.removed) else {}
     record = dataclasses.replace(
         record,
         version=dataset.version,
-        bytes_added=sum(one.num_bytes for one in _all(dataset) if one.index.uuid not in before),
-        ledger={"in": rows, "indexed": _indexed(dataset, TEXT)},
-        details=record.details | _vector_facts(dataset, column, bool(vectors.todo or vectors.removed), previous),
+        bytes_added=sum(one.num_bytes for one in _all(dataset) if one.index.uuid not in there),
+        ledger={"in": rows, "indexed": segments.rows_indexed(dataset, TEXT)},
+        details=record.details | (_vector_facts(dataset, column, known) if column else {}),
         seconds=round(time.monotonic() - started, 3),
     )
     tag_version(dataset, record)
@@ -189,11 +196,15 @@ def _commit(
     text: _Work,
     vectors: _Work,
     record: LineageRecord,
-    text_is_done: bool,
+    merge: int,
 ) -> lance.LanceDataset:
-    """Write the segments, and commit those of both indexes at once."""
-    text_todo = [] if text_is_done else text.todo
-    new = [segments.write_text(dataset, text_todo, _text_parameters(record.parameters))] if text_todo else []
+    """Write the segments, and commit those of both indexes at once; text segments that merge are a version before."""
+    new = []
+    if merge:  # without reading their texts again
+        dataset.optimize.optimize_indices(num_indices_to_merge=merge, index_names=[TEXT])
+        dataset.checkout_latest()
+    elif text.todo:
+        new.append(segments.write_text(dataset, text.todo, _text_parameters(record.parameters)))
     if column is not None and vectors.todo:
         new.append(segments.write_vectors(dataset, column, vectors.todo, vectors.num_vectors))
     removed = [*text.removed, *vectors.removed]
@@ -204,38 +215,26 @@ def _commit(
     return segments.commit(dataset, new, removed, {RECORD_KEY: record.to_json()})
 
 
-def _merged(dataset: lance.LanceDataset, number: int) -> lance.LanceDataset:
-    """Make so many of the newest text segments one with the rows not indexed yet, without reading their texts again."""
-    dataset.optimize.optimize_indices(num_indices_to_merge=number, index_names=[TEXT])
-    dataset.checkout_latest()
-    return dataset
-
-
-def _vector_facts(
-    dataset: lance.LanceDataset, column: VectorColumn | None, changed: bool, previous: LineageRecord | None
-) -> dict[str, Any]:
-    """What the record says of vectors: rows = indexed + read + without; recall is measured when segments change."""
-    if column is None:
-        return {}
+def _vector_facts(dataset: lance.LanceDataset, column: VectorColumn, known: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of vectors: rows = indexed + read + without. Recall is measured when segments change."""
     found, rows = segments.segments(dataset, VECTORS), dataset.count_rows()
     total = count_vectors(dataset, column)
     read = count_vectors(dataset, column, segments.uncovered(dataset, found)) if found else total
     facts = {"rows": rows, "indexed": total - read, "read": read, "without": rows - total}
     facts |= {"segments": len(found), "bytes": sum(one.num_bytes for one in found)}
-    if not found:
-        return {"vectors": facts}
-    facts["entries"] = segments.entries(dataset)
-    measured = previous.details.get("vectors", {}) if previous and not changed else {}
-    if measured.get("queries") is None:
-        measured = recall.measure(dataset, column) | {"measured_at": dataset.version}
-    return {"vectors": facts | {name: measured[name] for name in ("recall_at_10", "queries", "measured_at")}}
+    if found:
+        facts["entries"] = segments.entries(dataset)
+        if "recall_at_10" not in known:
+            known = recall.measure(dataset, column) | {"measured_at": dataset.version}
+        facts |= {name: known[name] for name in ("recall_at_10", "queries", "measured_at")}
+    return {"vectors": facts}
 
 
 def _text_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name == "with_position" or name in TOKENIZER}
 
 
-def _rows(dataset: lance.LanceDataset, fragment_ids: frozenset[int]) -> int:
+def _rows(dataset: lance.LanceDataset, fragment_ids: Iterable[int]) -> int:
     return sum(dataset.get_fragment(one).count_rows() for one in fragment_ids)
 
 
@@ -245,8 +244,3 @@ def _all(dataset: lance.LanceDataset) -> list[Segment]:
 
 def _uuids(dataset: lance.LanceDataset) -> set[str]:
     return {one.index.uuid for one in _all(dataset)}
-
-
-def _indexed(dataset: lance.LanceDataset, name: str) -> int:
-    """Live rows that an index covers."""
-    return sum(int(index.num_rows_indexed) for index in dataset.describe_indices() if index.name == name)

@@ -86,6 +86,8 @@ class LossReport:
     """The checkpoint that it was measured under."""
     version: int
     """The version read."""
+    max_tokens: int | None
+    """Tokens of a document that were predicted at most; None: all."""
     without_tokens: int
     """Rows in which there was nothing to predict."""
     groups: tuple[LossGroup, ...]
@@ -127,6 +129,7 @@ def loss_report(location: Location, checkpoint: Checkpoint, name: str, *, limit:
         TableError: the column is not there, or was measured under another checkpoint.
     """
     dataset = open_measured(location, checkpoint, name)
+    cut = making_parameters(dataset.schema.field(f"loss_{name}"))["max_tokens"]
     trained, held_out = _trained(location, checkpoint), _held_out(location, checkpoint)
     losses: list[list[npt.NDArray[np.float32]]] = [[np.empty(0, np.float32)] for _ in GROUPS]
     tokens, totals = np.zeros(3, np.int64), np.zeros(3)
@@ -140,7 +143,7 @@ def loss_report(location: Location, checkpoint: Checkpoint, name: str, *, limit:
             mine.append(loss[group == number])
         tokens += np.bincount(group, count, 3).astype(np.int64)
         totals += np.bincount(group, count * loss.astype(np.float64), 3)
-        enough = count >= MIN_TOKENS
+        enough = count >= min(MIN_TOKENS, cut or MIN_TOKENS)
         high.add(-loss[enough], ids[enough], most[enough], count[enough])
         mine = enough & (group == 0)
         low.add(loss[mine], ids[mine], most[mine], count[mine])
@@ -149,6 +152,7 @@ def loss_report(location: Location, checkpoint: Checkpoint, name: str, *, limit:
         column=f"loss_{name}",
         checkpoint=checkpoint.uri,
         version=dataset.version,
+        max_tokens=cut,
         without_tokens=without,
         groups=tuple(
             LossGroup(
@@ -189,13 +193,13 @@ def open_measured(location: Location, checkpoint: Checkpoint, name: str) -> lanc
 def losses_plausible(report: LossReport) -> Finding:
     """The mean loss of the held-out documents is near the validation loss of training."""
     found, expected = report.groups[1].loss, report.val_loss
-    known = found is not None and expected is not None
+    known = found is not None and expected is not None and report.max_tokens is None
     return Finding(
         name="losses_plausible",
         passed=not known or abs(found - expected) <= PLAUSIBLE_SHARE * expected,  # type: ignore[operator]
         description=f"held-out documents {found:.4f}, validation loss of training {expected:.4f}"
         if known
-        else "not compared: no document is held out, or training did not evaluate",
+        else "not compared: beginnings alone were measured, no document is held out, or training did not evaluate",
         details={"held_out": found, "val_loss": expected} if known else {},
     )
 

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.curate.explain import preview
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.forensics.vectors import NO_ID, VectorColumn, has_index, nearest, vector_column
-from pretrain_assets.forensics.where import quoted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.table.predicate import in_list
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import latest_record, table_id
 
 if TYPE_CHECKING:
     import lance
 
-PREVIEW_CHARS = 160
 PARTNERS = ("dup_of", "near_dup_of")
 """Columns in which deduplication names the row that a row repeats, the surer one first."""
 
@@ -176,11 +176,6 @@ def method_of(dataset: lance.LanceDataset, column: VectorColumn, *, exact: bool)
     )
 
 
-def preview(text: str | None) -> str:
-    """The beginning of a text, white space folded."""
-    return " ".join((text or "")[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
-
-
 def _id_of(dataset: lance.LanceDataset, doc: int | str) -> int:
     """The table's id of a document as people name it."""
     if isinstance(doc, int) or (doc.isascii() and doc.isdigit()):
@@ -189,7 +184,7 @@ def _id_of(dataset: lance.LanceDataset, doc: int | str) -> int:
         raise _nothing(dataset, doc)
     found = []
     if "doc_id" in dataset.schema.names:
-        found = dataset.to_table(columns=["id"], filter=f"doc_id = {quoted(doc)}")["id"].to_pylist()
+        found = dataset.to_table(columns=["id"], filter=in_list("doc_id", [doc]))["id"].to_pylist()
     if len(found) > 1:
         listed = ", ".join(map(str, found[:10]))
         raise TableError(

@@ -26,7 +26,7 @@ from pretrain_assets.forensics.why import why_outside
 from pretrain_assets.loader.exposure import Totals, totals
 from pretrain_assets.loader.plan import Int64Array
 from pretrain_assets.table.lineage import Pin
-from pretrain_assets.table.storage import Location
+from pretrain_assets.table.storage import Location, absolute
 from pretrain_assets.train import checkpoint as checkpoints
 from pretrain_assets.train.metrics import read_metrics
 from pretrain_assets.train.spec import make_spec
@@ -127,6 +127,7 @@ def plan_replay(
         CheckpointError: the original has no such checkpoint.
         TableError: the pinned version is gone.
     """
+    original = dataclasses.replace(original, run_dir=absolute(original.run_dir.rstrip("/")))
     recipe = override(original.recipe, _checked(changes or {}))
     schedule = schedule_of(location, original.pin, recipe)
     total_steps = schedule.total_steps(max_steps=recipe.train.max_steps, epochs=recipe.train.epochs)
@@ -146,33 +147,12 @@ def plan_replay(
         raise ConfigError(f"--from-step {start_step} is the last step of the run: nothing is left to train")
     at_start = totals(schedule, ids, last_step=start_step)
     since = holes_since(schedule, recipe, start_step, total_steps, ids)
-    without = {
-        "data.without": sorted({*recipe.data.without, *ids.tolist()}),
-        "data.without_from": since,
-        "execution.stop_after": None if steps is None else start_step + steps,
-    }
-    runs_uri, _, name = original.run_dir.rstrip("/").rpartition("/")
-    pin, tag = original.pin, str(original.passport["tag"])
-    spec = make_spec(location, pin, tag, override(recipe, without), runs_uri)
-    if spec.run_dir.endswith(f"/{name}"):
-        raise ConfigError(f"{original.run_dir} is a run without these documents already")
-    start = checkpoints.checkpoint_uri(original.run_dir, start_step) if start_step else None
-    spec = dataclasses.replace(
-        spec,
-        replay=ReplayOf(
-            run_dir=original.run_dir.rstrip("/"),
-            step=original.step,
-            checkpoint=checkpoints.digest(original.uri),
-            start_step=start_step,
-            start=checkpoints.digest(start) if start else "",
-            documents_seen=int((at_start.tokens > 0).sum()),
-            tokens_seen=int(at_start.tokens.sum()),
-        ),
-    )
+    holes = {"data.without": sorted({*recipe.data.without, *ids.tolist()}), "data.without_from": since}
+    stop = {"execution.stop_after": None if steps is None else start_step + steps}
+    spec = _spec(location, original, override(recipe, {**holes, **stop}), start_step, at_start)
     saved = checkpoints.newest(spec.run_dir) or 0
     last_step = min(spec.recipe.execution.stop_after or total_steps, total_steps)
-    begin = max(saved, start_step)
-    to_train = max(0, last_step - begin)
+    to_train = max(0, last_step - max(saved, start_step))
     return ReplayPlan(
         original=original.run_dir,
         checkpoint=original.uri,
@@ -185,18 +165,33 @@ def plan_replay(
         tokens_seen=int(by_then.tokens.sum()),
         from_step=from_step,
         start_step=start_step,
-        start=start,
+        start=checkpoints.checkpoint_uri(original.run_dir, start_step) if start_step else None,
         seen_at_start=int((at_start.tokens > 0).sum()),
         saved_step=saved,
         last_step=last_step,
         total_steps=total_steps,
         steps=to_train,
-        tokens=_trained(location, pin, spec.recipe, last_step) - _trained(location, pin, spec.recipe, begin)
-        if to_train
-        else 0,
+        tokens=_tokens(location, spec, last_step - to_train, last_step),
         seconds=_seconds(original.run_dir, to_train * recipe.train.global_batch_tokens),
         spec=spec,
     )
+
+
+def _spec(location: Location, original: Checkpoint, recipe: Recipe, start_step: int, at_start: Totals) -> RunSpec:
+    """The replay as a run, in a folder beside the original's."""
+    runs_uri = original.run_dir.rpartition("/")[0]
+    spec = make_spec(location, original.pin, str(original.passport["tag"]), recipe, runs_uri)
+    start = checkpoints.checkpoint_uri(original.run_dir, start_step)
+    origin = ReplayOf(
+        run_dir=original.run_dir,
+        step=original.step,
+        checkpoint=checkpoints.digest(original.uri),
+        start_step=start_step,
+        start=checkpoints.digest(start) if start_step else "",
+        documents_seen=int((at_start.tokens > 0).sum()),
+        tokens_seen=int(at_start.tokens.sum()),
+    )
+    return dataclasses.replace(spec, replay=origin)
 
 
 def _checked(changes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -232,10 +227,11 @@ def _nothing(original: Checkpoint, ever: Totals, not_trained: Mapping[str, int])
     )
 
 
-def _trained(location: Location, pin: Pin, recipe: Recipe, step: int) -> int:
-    """Tokens that a run has trained on after a step."""
-    ledgers = schedule_of(location, pin, recipe).ledgers(step).values()
-    return sum(int(ledger["tokens_trained"]) for ledger in ledgers)
+def _tokens(location: Location, spec: RunSpec, after: int, upto: int) -> int:
+    """Tokens that a run trains on after one step and up to another."""
+    schedule = schedule_of(location, Pin.parse(spec.pin), spec.recipe)
+    trained = [sum(e["tokens_trained"] for e in schedule.ledgers(step).values()) for step in (after, upto)]
+    return int(trained[1] - trained[0])
 
 
 def _seconds(run_dir: str, tokens: int) -> float | None:

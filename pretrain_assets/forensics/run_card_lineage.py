@@ -13,6 +13,7 @@ from datetime import timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pretrain_assets.config import DataConfig
 from pretrain_assets.curate.sql import columns_in
 from pretrain_assets.forensics.lineage import Lineage
 from pretrain_assets.table.columns import COLUMNS
@@ -157,7 +158,7 @@ def data_lineage(dataset: lance.LanceDataset, lineage: Lineage) -> DataLineage:
     )
 
 
-def columns_used(dataset: lance.LanceDataset, data: Any) -> list[tuple[str, str]]:
+def columns_used(dataset: lance.LanceDataset, data: DataConfig) -> list[tuple[str, str]]:
     """Columns that a run reads, each with what for."""
     names = dataset.schema.names
     found = [(name, "filter") for name in columns_in(data.filter, names)]
@@ -167,7 +168,7 @@ def columns_used(dataset: lance.LanceDataset, data: Any) -> list[tuple[str, str]
     return list(dict.fromkeys(found))
 
 
-def columns_made(dataset: lance.LanceDataset, data: Any) -> tuple[ColumnMade, ...]:
+def columns_made(dataset: lance.LanceDataset, data: DataConfig) -> tuple[ColumnMade, ...]:
     """Every column of the pinned version, with who made it and what the run reads it for."""
     made = {name: record.tag for record in records(dataset) for name in record.columns if _before(record, dataset)}
     used = columns_used(dataset, data)

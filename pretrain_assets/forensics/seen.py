@@ -17,6 +17,7 @@ from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.subject import Span, Subject, find_subject
 from pretrain_assets.loader.exposure import Exposure, documents
 from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.table.predicate import in_list
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 from pretrain_assets.tokenize.pretrained import tokenizer_of
@@ -195,7 +196,7 @@ def _decoded(subject: Subject, exposures: Sequence[Exposure], place: str | None)
         _log.info("parts are shown by how their documents begin: %s", error)
         return None
     column = subject.recipe.data.token_column
-    among = f"id IN ({', '.join(str(exposure.doc_id) for exposure in exposures)})"
+    among = in_list("id", {exposure.doc_id for exposure in exposures})
     table = open_pin(subject.location, subject.pin).to_table(columns=["id", column], filter=among)
     lists = dict(zip(table["id"].to_pylist(), table[column], strict=True))  # Arrow's, of which a part is looked at
 

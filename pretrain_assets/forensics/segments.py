@@ -66,6 +66,11 @@ def uncovered(dataset: lance.LanceDataset, found: Iterable[Segment]) -> list[int
     return [fragment_id for fragment_id in dataset.fragment_ids() if fragment_id not in covered]
 
 
+def rows_indexed(dataset: lance.LanceDataset, name: str) -> int:
+    """Live rows that an index covers."""
+    return sum(int(index.num_rows_indexed) for index in dataset.describe_indices() if index.name == name)
+
+
 def text_parameters(dataset: lance.LanceDataset) -> dict[str, Any]:
     """How the text index that is there splits texts, in its own words; empty where there is none."""
     return next((dict(index.details) for index in dataset.describe_indices() if index.name == TEXT), {})
@@ -108,7 +113,7 @@ def commit(
     """Put new segments into the table, and take others out: one version with these transaction properties.
 
     Raises:
-        CommitError: a column that is indexed was made anew meanwhile; nothing changed.
+        CommitError: somebody who takes no lease rewrote the table meanwhile; nothing changed.
     """
     import lance
     from lance.commit import CommitConflictError

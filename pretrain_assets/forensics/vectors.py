@@ -118,8 +118,8 @@ def encode(column: VectorColumn, texts: Sequence[str], *, model: str | None = No
         if model is not None:
             raise
         raise ModelError(
-            f"The column {column.name} was made by {made['model']}, which is not found here: {error} "
-            "Say where it is with --model FOLDER."
+            f"The column {column.name} was made by {made['model']}, which is not found here: it is no local directory, "
+            "and was not fetched from the hub. Say where it is with --model FOLDER."
         ) from error
     if found.fingerprint != made["fingerprint"]:
         raise ModelError(

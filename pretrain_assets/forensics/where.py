@@ -17,6 +17,7 @@ from pretrain_assets.forensics.why import Why, deletions, why_not_yet, why_outsi
 from pretrain_assets.loader.planner import Planner
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lookup import rows_by_id
+from pretrain_assets.table.predicate import in_list
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import open_pin, records
 
@@ -159,7 +160,7 @@ def _deleted(subject: Subject, ids: Iterable[int]) -> dict[int, tuple[str, ...]]
     newest, wanted = open_dataset(subject.location), list(ids)
     if not wanted or newest.version == subject.pin.version:
         return {}
-    there = newest.to_table(columns=["id"], filter=f"id IN ({', '.join(map(str, wanted))})")["id"].to_pylist()
+    there = newest.to_table(columns=["id"], filter=in_list("id", wanted))["id"].to_pylist()
     history, gone = records(newest), sorted(set(wanted).difference(there))
     by = {i: deletions(history, i, after=subject.pin.version, upto=newest.version) for i in gone}
     return {i: tuple(record.tag for record in found) or ("unknown",) for i, found in by.items()}
@@ -189,15 +190,9 @@ def _named(subject: Subject, names: Sequence[str]) -> dict[str, list[int]]:
         wanted = [name for name in names if name not in found]
         if not wanted or "doc_id" not in dataset.schema.names:
             continue
-        among = f"doc_id IN ({', '.join(map(quoted, wanted))})"
-        for row in dataset.to_table(columns=["id", "doc_id"], filter=among).to_pylist():
+        for row in dataset.to_table(columns=["id", "doc_id"], filter=in_list("doc_id", wanted)).to_pylist():
             found.setdefault(row["doc_id"], []).append(row["id"])
     missing = next((name for name in names if name not in found), None)
     if missing is not None:
         raise TableError(f"{subject.location.uri} has no document with the doc_id {missing[:200]!r}. {_REMEDY}")
     return found
-
-
-def quoted(text: str) -> str:
-    """A text as SQL writes it."""
-    return "'" + text.replace("'", "''") + "'"

@@ -16,7 +16,7 @@ from pretrain_assets.curate.filters import Term, terms_of
 from pretrain_assets.curate.sql import columns_in
 from pretrain_assets.loader.turns import Turn
 from pretrain_assets.table.lineage import LineageRecord, Pin
-from pretrain_assets.table.predicate import excerpt
+from pretrain_assets.table.predicate import excerpt, in_list
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.versions import open_pin, records
 
@@ -110,7 +110,7 @@ def _judged(
     dataset: lance.LanceDataset, data: DataConfig, terms: Sequence[Term], ids: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Each row that is there: `kept`, `held_out`, the truth of every term, and the columns that tell why."""
-    among = f"id IN ({', '.join(map(str, ids))})"
+    among = in_list("id", ids)
     kept, held_out = (
         set(dataset.to_table(columns=["id"], filter=f"{among} AND ({predicate})")["id"].to_pylist())
         for predicate in (data.filter, data.held_out_filter)
@@ -172,7 +172,7 @@ def _absent(location: Location, pin: Pin, ids: Sequence[int]) -> dict[int, Why]:
     """Why a version has no rows with these ids, from the records and the newest version."""
     newest = open_dataset(location)
     history = records(newest)
-    found = newest.to_table(columns=["id", "_row_created_at_version"], filter=f"id IN ({', '.join(map(str, ids))})")
+    found = newest.to_table(columns=["id", "_row_created_at_version"], filter=in_list("id", ids))
     there = dict(zip(found["id"].to_pylist(), found["_row_created_at_version"].to_pylist(), strict=True))
     ingests = [r for r in history if r.stage == "ingested" and r.rows and "next_id" in r.details]
 

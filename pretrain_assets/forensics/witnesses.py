@@ -141,13 +141,22 @@ def find_witnesses(location: Location, runs_uri: str, documents: Documents) -> W
 
 
 def _told(runs_uri: str, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a run says of itself, in its run.json or else its newest passport, and digests of all that was read."""
-    told, read = dict[str, Any](), dict[str, str]()
+    """What a run says of itself, in its run.json or else its newest passport, and digests of all these files.
+
+    Raises:
+        ValueError: none of them can be read.
+    """
+    told, read, fault = dict[str, Any](), dict[str, str](), None
     for name in sorted(names):  # run.json comes after checkpoints/, and the newest passport after older ones
         data = read_file(join(runs_uri, name))
         if data is not None:
-            told = json.loads(data)
             read[name] = hashlib.sha256(data).hexdigest()
+            try:
+                told = json.loads(data)
+            except ValueError as error:
+                fault = ValueError(f"{name} is not JSON: {error}")
+    if fault and not told:
+        raise fault
     return told, read
 
 

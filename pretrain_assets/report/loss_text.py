@@ -21,18 +21,20 @@ def loss_text(report: LossReport, *, tablefmt: str = "simple") -> str:
     text = f"{report.column} at version {report.version}, in nats per token, under {report.checkpoint}"
     if report.val_loss is not None:
         text += f" (validation loss of training {report.val_loss:.4f})"
+    if report.max_tokens is not None:
+        text += f"; of the first {counted(report.max_tokens, 'token')} of each document"
     if report.without_tokens:
         text += f"; {counted(report.without_tokens, 'row')} without tokens have none"
     parts = [text, groups_text(report, tablefmt=tablefmt)]
     if report.highest:
-        parts.append(
-            f"Highest: hard, or broken (of at least {MIN_TOKENS} tokens)\n"
-            + documents_text(report.highest, tablefmt=tablefmt)
-        )
+        parts.append("Highest: hard, or broken\n" + documents_text(report.highest, tablefmt=tablefmt))
     if report.lowest:
         parts.append(
             "Lowest of those trained on: memorised where hardly a held-out document is lower\n"
             + documents_text(report.lowest, tablefmt=tablefmt)
+        )
+        parts.append(
+            f"Documents of fewer than {min(MIN_TOKENS, report.max_tokens or MIN_TOKENS)} tokens are not listed."
         )
     return "\n\n".join(parts)
 

@@ -170,7 +170,7 @@ def _erasure(done: Erasure) -> Iterator[str]:
     if done.purged and done.bytes_before is not None and done.bytes_after is not None:
         freed = ", ".join(f"v{version}" for version in done.versions_freed) or "none"
         yield (f"storage {megabytes(done.bytes_before)} -> {megabytes(done.bytes_after)}; versions freed: {freed}")
-    yield from (f"cannot move on yet: {one}" for one in done.waiting)
+    yield from (f"keeps its version: {one}, then this command again" for one in done.waiting)
     yield ""
     yield "absence from the newest version"
     yield from _checks(done.absence.newest)

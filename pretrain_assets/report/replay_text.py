@@ -15,7 +15,8 @@ from pretrain_assets.train.lines import duration
 
 if TYPE_CHECKING:
     from pretrain_assets.forensics.replay import ReplayPlan
-    from pretrain_assets.forensics.replay_compare import BlocksLoss, Comparison, LossPoint
+    from pretrain_assets.forensics.replay_blocks import BlocksLoss
+    from pretrain_assets.forensics.replay_compare import Comparison, LossPoint
 
 MAX_ROWS = 16
 """Steps of a table; of more, so many evenly spaced ones."""

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from pretrain_assets.config import Recipe, to_dict
@@ -25,8 +25,8 @@ from pretrain_assets.report.curation_text import readable
 from pretrain_assets.report.text import megabytes
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-SPIKES, HOLES, CHECKPOINTS = 10, 50, 8
-"""Spikes, documents left out and saved checkpoints that are named one by one."""
+NAMED, HOLES, CHECKPOINTS = 10, 50, 8
+"""Events, documents left out and saved checkpoints that are named one by one."""
 _NOUNS = {"duplicate", "near_duplicate"}
 _COMPACT = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -166,16 +166,21 @@ def events_of(card: RunCard) -> list[str]:
     """Spikes, resumes and interruptions, a sentence each."""
     history, found = card.history, []
     if history.spikes:
-        few = ", ".join(f"step {spike.step:,} ({loss(spike.loss)})" for spike in history.spikes[:SPIKES])
-        more = f" and {len(history.spikes) - SPIKES:,} more" if len(history.spikes) > SPIKES else ""
         often = "once" if len(history.spikes) == 1 else f"{len(history.spikes):,} times"
-        found.append(f"The loss jumped {often}: {few}{more}.")
-    for (_, before), (step, ranks) in zip(history.ranks, history.ranks[1:], strict=False):
+        steps = _few([f"step {spike.step:,} ({loss(spike.loss)})" for spike in history.spikes])
+        found.append(f"The loss jumped {often}: {steps}.")
+    for (_, before), (step, ranks) in pairwise(history.ranks):
         found.append(f"It went on with {counted(ranks, 'rank')} instead of {before:,} at step {step:,}.")
     if history.interruptions:
-        steps = ", ".join(f"{step:,}" for step in history.interruptions)
+        steps = _few([f"{step:,}" for step in history.interruptions])
         found.append(f"It was stopped or resumed at step {steps}; the order of the data is the same.")
     return found
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def speeds_of(card: RunCard) -> list[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pretrain_assets.table.lineage import Pin
+from pretrain_assets.table.predicate import in_list
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
 
@@ -20,5 +21,5 @@ def rows_by_id(location: Location, pin: Pin, ids: Iterable[int], columns: Sequen
         return {}
     dataset = open_pin(location, pin)
     there = [name for name in columns if name in dataset.schema.names]
-    found = dataset.to_table(columns=["id", *there], filter=f"id IN ({', '.join(map(str, wanted))})")
+    found = dataset.to_table(columns=["id", *there], filter=in_list("id", wanted))
     return {row["id"]: row for row in found.to_pylist()}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Lance warns at every DataReplacement that the operation is young; table/filler/columnfile.py checks what it commits.
 # It also prints where io_uring is not allowed; loader/read.py then reads without and says so once.
 os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error,lance_io::uring=off")
+os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # statistics of an index without its large part
 
 STORAGE_ENV_NAMES = (
     "AWS_ACCESS_KEY_ID",
