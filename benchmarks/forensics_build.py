@@ -115,7 +115,7 @@ def index(folder: str, exact_below: int) -> Callable[[], Any]:
     def work() -> dict[str, Any]:
         location = location_in(folder)
         record = build_index(location, IndexConfig(exact_below=exact_below), input_pin=newest(location)).record
-        return {"rows": record.rows, "bytes": record.bytes_added, **record.details.get("vectors", {})}
+        return {"rows": record.rows, "bytes": record.bytes_added, "vectors": record.details.get("vectors")}
 
     return work
 

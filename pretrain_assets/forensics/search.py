@@ -81,24 +81,24 @@ class Found:
     missing: int = 0
     """Rows of the pinned version that were deleted before the version searched, so that no search finds them."""
 
+    without_vectors: int = 0
+    """Rows of it whose vectors were not made yet, so that no search by vectors finds them."""
+
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON values, its notes included."""
         return {"pin": str(self.pin), **{k: v for k, v in asdict(self).items() if k != "pin"}, "notes": self.notes}
 
-    without_vectors: int = 0
-    """Rows of it whose vectors were not made yet, so that no search by vectors finds them."""
-
     @property
     def notes(self) -> list[str]:
         """What a reader has to know of the answer, in sentences."""
-        notes = []
+        of, notes = f"of version {self.pin.version}", []
         if self.without_vectors:
             rows = counted(self.without_vectors, "row")
-            notes.append(f"{rows} of version {self.pin.version} have no vector yet: `pretrain embed` makes them.")
-        if not self.missing:
-            return notes
-        rows, version = f"{counted(self.missing, 'row')} of version {self.pin.version}", max(self.searched.values())
-        return [*notes, f"{rows} cannot be searched: deleted since, before version {version}, which is searched."]
+            notes.append(f"{rows} {of} have no vector yet: `pretrain embed` makes them.")
+        if self.missing:
+            rows, version = counted(self.missing, "row"), max(self.searched.values())
+            notes.append(f"{rows} {of} cannot be searched: deleted since, before version {version}, which is searched.")
+        return notes
 
 
 def search(
