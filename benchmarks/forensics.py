@@ -84,23 +84,20 @@ def run(corpus: Path, scratch: Path, size: Mapping[str, int]) -> harness.Report:
     indexes["vectors"] = index("vector index")
     indexes["vectors"]["bytes_per_row"] = round(indexes["vectors"]["bytes"] / rows, 1)
     asked = measure("questions", "questions:ask_all", **on_corpus, **often)
-    peers = {
-        "where, and replaying the loader": measure("replayed", "peers:replayed", **on_corpus, rounds=size["rounds"]),
-        "attribution, and every token with every token": measure(
-            "verbatim", "peers:verbatim", **on_corpus, rounds=size["rounds"]
-        ),
-        "hybrid, and LanceDB's own": measure("hybrid", "peers:hybrid", **on_corpus, count=size["queries"]),
-        "vector index, and exact search": measure("vectors", "peers:vectors", **on_corpus, count=4 * size["queries"]),
-    }
-    clusters = measure("clusters", "peers:clusters", **on_corpus, sample=size["sample"])
+    peers = measure(
+        "comparisons",
+        "peers:every",
+        **on_corpus,
+        rounds=size["rounds"],
+        count=size["queries"],
+        sample=size["sample"],
+    )
+    clusters, facts = peers.pop("clusters"), peers.pop("table")
     cold = measure("cold starts", "questions:cold_starts", **on_corpus, most=size["verbs"])
-    facts = measure("facts", "build:table_facts", **on_corpus)
     appended = measure("append", "build:append", **text, **on_corpus)
     indexes["append"] = {**index("index of the append"), "appended_rows": appended["rows"]}
     facts_large = measure("large table", "build:large_table", **on_large, rows=size["large_rows"])
     asked_large = measure("questions on it", "questions:ask_large", **on_large, **often)
-    for answer in peers.values():
-        answer.pop("answers", None)
     return harness.Report(
         name="forensics",
         measurements={

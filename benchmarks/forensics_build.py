@@ -21,7 +21,7 @@ from pretrain_assets.table.storage import Location
 if TYPE_CHECKING:
     from pretrain_assets.forensics.checkpoints import Checkpoint
 
-DIMS = 256
+DIMS = 128
 RECIPE = Recipe(
     name="benchmark",
     model=ModelConfig(n_layer=12, n_head=12, n_embd=768),

@@ -28,7 +28,7 @@ def make(texts: Sequence[str], folder: Path, *, dims: int) -> Path:
 
     chosen = [text[:CHARS] for text in texts[:: -(-len(texts) // FITTED)]]
     counts = TfidfVectorizer(max_features=WORDS, sublinear_tf=True, stop_words="english", token_pattern=r"\w+")
-    fitted = TruncatedSVD(n_components=dims, n_iter=3, random_state=0).fit(counts.fit_transform(chosen))
+    fitted = TruncatedSVD(n_components=dims, n_iter=2, random_state=0).fit(counts.fit_transform(chosen))
     words = [UNKNOWN, *counts.get_feature_names_out()]
     vectors = np.zeros((len(words), dims), np.float32)
     vectors[1:] = fitted.components_.T * counts.idf_[:, None]

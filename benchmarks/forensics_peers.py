@@ -30,6 +30,19 @@ FUSED = 60
 """Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009), the same on both sides."""
 
 
+def every(folder: str, rounds: int, count: int, sample: int) -> Callable[[], Any]:
+    """All comparisons, one after another in one process, and the facts of the table that they are made on."""
+    ways = {
+        "where, and replaying the loader": replayed(folder, rounds),
+        "attribution, and every token with every token": verbatim(folder, rounds),
+        "hybrid, and LanceDB's own": hybrid(folder, count),
+        "vector index, and exact search": vectors(folder, 4 * count),
+        "clusters": clusters(folder, sample),
+        "table": build.table_facts(folder),
+    }
+    return lambda: {name: way() for name, way in ways.items()}
+
+
 def replayed(folder: str, rounds: int) -> Callable[[], Any]:
     """`where`, against replaying the loader until the document comes: its step and place in the block."""
     import lance  # noqa: F401
@@ -54,7 +67,7 @@ def replayed(folder: str, rounds: int) -> Callable[[], Any]:
         whole = [document["id"] for document in documents(location, checkpoint, 4 * rounds)]
         ids = [i for i in whole if len(_tokens_of(dataset, i)) > OPENING]
         fits = [i for i in ids if ours(i)[2] + OPENING <= checkpoint.recipe.data.seq_len]
-        return compared(ours, theirs, fits[:: max(1, len(fits) // rounds)][:rounds])
+        return without_answers(compared(ours, theirs, fits[:: max(1, len(fits) // rounds)][:rounds]))
 
     return work
 
@@ -91,7 +104,7 @@ def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
 
         here = dataset.to_table(columns=["text"], filter=f"id IN ({', '.join(map(str, ids[:: len(ids) // 5 - 1]))})")
         texts = [text[len(text) // 3 :][:300] + " and " + text[:300] for text in here["text"].to_pylist()]
-        return {**compared(ours, theirs, texts[:rounds]), "rows": len(ids), "tokens": len(tokens)}
+        return {**without_answers(compared(ours, theirs, texts[:rounds])), "rows": len(ids), "tokens": len(tokens)}
 
     return work
 
@@ -210,6 +223,11 @@ def compared(ours: Callable[[Any], Any], theirs: Callable[[Any], Any], asked: Se
         "same": round(sum(one == other for one, other in answers) / len(asked), 4),
         "answers": answers,
     }
+
+
+def without_answers(found: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a comparison alone."""
+    return {name: value for name, value in found.items() if name != "answers"}
 
 
 def _replay(location: Any, checkpoint: Any, opening: npt.NDArray[np.int32]) -> tuple[int, int, int] | None:
