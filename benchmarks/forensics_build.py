@@ -110,7 +110,7 @@ def index(folder: str, exact_below: int) -> Callable[[], Any]:
     import lance  # noqa: F401
 
     from pretrain_assets.config import IndexConfig
-    from pretrain_assets.forensics.index import build_index
+    from pretrain_assets.forensics.indexes.index import build_index
 
     def work() -> dict[str, Any]:
         location = location_in(folder)

@@ -78,8 +78,8 @@ def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
 
     def work() -> dict[str, Any]:
         from pretrain_assets.config import TokenizerIdentity, from_dict
-        from pretrain_assets.forensics.passage import passages_of
-        from pretrain_assets.forensics.verbatim import covered, reading, union
+        from pretrain_assets.forensics.attribution.passage import passages_of
+        from pretrain_assets.forensics.attribution.verbatim import covered, reading, union
         from pretrain_assets.table.versions import open_pin
         from pretrain_assets.tokenize.pretrained import tokenizer_of
 
@@ -117,8 +117,8 @@ def hybrid(folder: str, count: int) -> Callable[[], Any]:
     def work() -> dict[str, Any]:
         from lancedb.rerankers import RRFReranker
 
-        from pretrain_assets.forensics.search import search
-        from pretrain_assets.forensics.vectors import encode, vector_column
+        from pretrain_assets.forensics.retrieval.search import search
+        from pretrain_assets.forensics.retrieval.vectors import encode, vector_column
         from pretrain_assets.table.storage import open_dataset, open_lancedb
         from pretrain_assets.table.versions import latest_record
 
@@ -151,7 +151,7 @@ def vectors(folder: str, count: int) -> Callable[[], Any]:
     import lance  # noqa: F401
 
     def work() -> dict[str, Any]:
-        from pretrain_assets.forensics.vectors import has_index, nearest, vector_column
+        from pretrain_assets.forensics.retrieval.vectors import has_index, nearest, vector_column
         from pretrain_assets.table.storage import open_dataset
 
         location, checkpoint = build.location_in(folder), build.checkpoint_in(folder)
@@ -185,7 +185,7 @@ def clusters(folder: str, sample: int) -> Callable[[], Any]:
     import lance  # noqa: F401
 
     def work() -> dict[str, Any]:
-        from pretrain_assets.forensics.clusters import find_clusters
+        from pretrain_assets.forensics.retrieval.clusters import find_clusters
 
         started = time.monotonic()
         found = find_clusters(build.location_in(folder), sample=sample, shown=0)

@@ -94,13 +94,13 @@ def documents(location: Location, checkpoint: Checkpoint, count: int) -> list[Do
 
 def kinds(location: Location, checkpoint: Checkpoint, folder: str) -> dict[str, Kind]:
     """Every kind of question, by name."""
-    from pretrain_assets.forensics.attribution import attribute
-    from pretrain_assets.forensics.contamination import contamination_in_time
-    from pretrain_assets.forensics.documents import Asked
+    from pretrain_assets.forensics.attribution.attribution import attribute
+    from pretrain_assets.forensics.contamination.contamination import contamination_in_time
     from pretrain_assets.forensics.ledger import ledger_of
-    from pretrain_assets.forensics.neighbours import neighbours_of
-    from pretrain_assets.forensics.receipt import receipt
-    from pretrain_assets.forensics.search import search_seen
+    from pretrain_assets.forensics.receipts.documents import Asked
+    from pretrain_assets.forensics.receipts.receipt import receipt
+    from pretrain_assets.forensics.retrieval.neighbours import neighbours_of
+    from pretrain_assets.forensics.retrieval.search import search_seen
     from pretrain_assets.forensics.seen import seen_at
     from pretrain_assets.forensics.where import where
 

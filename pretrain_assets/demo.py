@@ -14,7 +14,7 @@ import click
 from pretrain_assets import recipes
 from pretrain_assets.curate.filters import resolve
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
-from pretrain_assets.forensics.search import search_seen
+from pretrain_assets.forensics.retrieval.search import search_seen
 from pretrain_assets.launch.contract import read_result
 from pretrain_assets.report.search_text import hits_text
 from pretrain_assets.report.text import data_wait_text, stages_text

@@ -31,12 +31,12 @@ from pretrain_assets.config import (
 )
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import ConfigError, ModelError, TableError
-from pretrain_assets.forensics.attribution import attribute
-from pretrain_assets.forensics.automaton import BREAK, automaton, longest_runs, read
+from pretrain_assets.forensics.attribution.attribution import attribute
+from pretrain_assets.forensics.attribution.automaton import BREAK, automaton, longest_runs, read
+from pretrain_assets.forensics.attribution.influence import influences
+from pretrain_assets.forensics.attribution.passage import passages_of
 from pretrain_assets.forensics.checkpoints import Checkpoint
-from pretrain_assets.forensics.index import build_index
-from pretrain_assets.forensics.influence import influences
-from pretrain_assets.forensics.passage import passages_of
+from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.loader.stream import BlockLoader
 from pretrain_assets.report.attribution_text import attribution_text

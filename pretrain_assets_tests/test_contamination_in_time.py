@@ -15,8 +15,12 @@ from pretrain_assets.config import ContaminationConfig, EngineConfig, TokenizeCo
 from pretrain_assets.curate.contamination import decontaminate
 from pretrain_assets.errors import InputError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
-from pretrain_assets.forensics.contamination import ContaminationInTime, contamination_in_time, scores_stand
-from pretrain_assets.forensics.eval_results import score_clean
+from pretrain_assets.forensics.contamination.contamination import (
+    ContaminationInTime,
+    contamination_in_time,
+    scores_stand,
+)
+from pretrain_assets.forensics.contamination.eval_results import score_clean
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.launch.contract import PASSPORT_NAME, RUN_NAME
 from pretrain_assets.loader.exposure import documents

@@ -18,10 +18,10 @@ from pretrain_assets.cli import cli
 from pretrain_assets.config import DocumentLossConfig, EngineConfig, IndexConfig, RunSpec, TokenizeConfig
 from pretrain_assets.errors import ColumnError, ConfigError, DataIdentityError, FilterError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
-from pretrain_assets.forensics.document_loss import joined, measure_loss, measuring, windows
-from pretrain_assets.forensics.index import build_index
-from pretrain_assets.forensics.loss_report import GROUPS, loss_report, losses_complete, losses_plausible
-from pretrain_assets.forensics.search import search
+from pretrain_assets.forensics.indexes.index import build_index
+from pretrain_assets.forensics.losses.document_loss import joined, measure_loss, measuring, windows
+from pretrain_assets.forensics.losses.loss_report import GROUPS, loss_report, losses_complete, losses_plausible
+from pretrain_assets.forensics.retrieval.search import search
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.report.loss_text import loss_text
 from pretrain_assets.table.filler import tasks

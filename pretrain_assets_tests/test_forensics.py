@@ -13,9 +13,9 @@ from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import CheckpointError, FilterError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.exposure import schedule_of, seen_by
-from pretrain_assets.forensics.index import build_index
+from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.forensics.lineage import lineage_of
-from pretrain_assets.forensics.search import search
+from pretrain_assets.forensics.retrieval.search import search
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.loader.exposure import documents
 from pretrain_assets.report.text import lineage_text

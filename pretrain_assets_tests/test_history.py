@@ -19,7 +19,7 @@ from pretrain_assets.cli import cli
 from pretrain_assets.config import DedupConfig, IndexConfig, TokenizeConfig
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import TableError
-from pretrain_assets.forensics.index import build_index
+from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.forensics.pins import pinned_by_runs
 from pretrain_assets.launch.contract import write_file
 from pretrain_assets.report.text import diff_text, versions_text

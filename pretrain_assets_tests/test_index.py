@@ -11,11 +11,11 @@ import pytest
 from pretrain_assets.config import EmbedConfig, EngineConfig, IndexConfig, MaintainConfig
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import BusyError, ConfigError
-from pretrain_assets.forensics import recall
-from pretrain_assets.forensics.index import build_index, upkeep
-from pretrain_assets.forensics.search import search
-from pretrain_assets.forensics.segments import TEXT, VECTORS, segments
-from pretrain_assets.forensics.vectors import has_index, nearest, vector_column
+from pretrain_assets.forensics.indexes import recall
+from pretrain_assets.forensics.indexes.index import build_index, upkeep
+from pretrain_assets.forensics.indexes.segments import TEXT, VECTORS, segments
+from pretrain_assets.forensics.retrieval.search import search
+from pretrain_assets.forensics.retrieval.vectors import has_index, nearest, vector_column
 from pretrain_assets.report.search_text import index_text
 from pretrain_assets.table.delete import Request, delete
 from pretrain_assets.table.lease import hold

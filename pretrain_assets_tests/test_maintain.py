@@ -32,7 +32,7 @@ from pretrain_assets.config import (
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.errors import BusyError, CheckpointError, CommitError, ConfigError, FilterError, TableError
 from pretrain_assets.forensics import maintenance
-from pretrain_assets.forensics.index import build_index, upkeep
+from pretrain_assets.forensics.indexes.index import build_index, upkeep
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.ingest.commit import find_base
 from pretrain_assets.report.text import deletion_text, maintain_text
@@ -651,7 +651,7 @@ def test_a_kill_at_any_write_loses_nothing(
 CHILD = """
 import sys, time
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.forensics.index import upkeep
+from pretrain_assets.forensics.indexes.index import upkeep
 from pretrain_assets.table.upkeep.maintain import maintain
 from pretrain_assets.table.storage import Location
 location = Location(database_uri=sys.argv[1])

@@ -15,10 +15,10 @@ import pytest
 from pretrain_assets.cli import cli
 from pretrain_assets.config import IndexConfig
 from pretrain_assets.errors import ConfigError, FilterError, TableError
-from pretrain_assets.forensics.cluster_rows import read_rows
-from pretrain_assets.forensics.clusters import find_clusters
-from pretrain_assets.forensics.index import build_index
-from pretrain_assets.forensics.neighbours import neighbours_of
+from pretrain_assets.forensics.indexes.index import build_index
+from pretrain_assets.forensics.retrieval.cluster_rows import read_rows
+from pretrain_assets.forensics.retrieval.clusters import find_clusters
+from pretrain_assets.forensics.retrieval.neighbours import neighbours_of
 from pretrain_assets.report.neighbours_plot import threshold_svg
 from pretrain_assets.report.neighbours_text import clusters_text, neighbours_text
 from pretrain_assets.table.storage import Location, open_dataset

@@ -35,13 +35,13 @@ from pretrain_assets.config import (
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.near_dedup import near_dedup
 from pretrain_assets.errors import ConfigError, FilterError, InputError, TableError
-from pretrain_assets.forensics.absence import Check
-from pretrain_assets.forensics.documents import Asked, find_documents
-from pretrain_assets.forensics.erasure import erase
 from pretrain_assets.forensics.exposure import schedule_of
-from pretrain_assets.forensics.index import build_index
-from pretrain_assets.forensics.receipt import Receipt, receipt, receipt_of
-from pretrain_assets.forensics.traces import digests, find_in_bytes, traces_of
+from pretrain_assets.forensics.indexes.index import build_index
+from pretrain_assets.forensics.receipts.absence import Check
+from pretrain_assets.forensics.receipts.documents import Asked, find_documents
+from pretrain_assets.forensics.receipts.erasure import erase
+from pretrain_assets.forensics.receipts.receipt import Receipt, receipt, receipt_of
+from pretrain_assets.forensics.receipts.traces import digests, find_in_bytes, traces_of
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.loader import entries
@@ -385,7 +385,7 @@ def _says(value: Any) -> bool:
 
 
 def test_bytes_are_found_across_the_border_of_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretrain_assets.forensics.traces.PIECE_BYTES", 7)
+    monkeypatch.setattr("pretrain_assets.forensics.receipts.traces.PIECE_BYTES", 7)
     path = tmp_path / "file"
     path.write_bytes(b"....needle....")
     for needles, expected in (([b"needle", b"nothing"], {b"needle"}), ([], set())):

@@ -22,8 +22,8 @@ from pretrain_assets.config import DataConfig, LoaderConfig, MixtureComponent, R
 from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityError, InputError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.chosen import Chosen, choose, names_in
-from pretrain_assets.forensics.replay import ReplayPlan, plan_replay
-from pretrain_assets.forensics.replay_compare import compare
+from pretrain_assets.forensics.replays.compare import compare
+from pretrain_assets.forensics.replays.replay import ReplayPlan, plan_replay
 from pretrain_assets.launch.contract import EXIT_STOPPED, read_result, write_spec
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.loader.exposure import exposures, totals

@@ -27,19 +27,19 @@ from pretrain_assets.config import (
 )
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.masking import mask
+from pretrain_assets.forensics.card.history import MAX_POINTS, history_of
+from pretrain_assets.forensics.card.lineage import public
+from pretrain_assets.forensics.card.run_card import RunCard, make_run_card
 from pretrain_assets.forensics.checkpoints import find_checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
-from pretrain_assets.forensics.run_card import RunCard, make_run_card
-from pretrain_assets.forensics.run_card_history import MAX_POINTS, history_of
-from pretrain_assets.forensics.run_card_lineage import public
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_file, write_spec
 from pretrain_assets.loader.exposure import documents
-from pretrain_assets.report import run_card_words as words
-from pretrain_assets.report.run_card_curve import ticks
-from pretrain_assets.report.run_card_graph import graph_svg
-from pretrain_assets.report.run_card_html import run_card_html
-from pretrain_assets.report.run_card_markdown import run_card_markdown
+from pretrain_assets.report.card import words
+from pretrain_assets.report.card.curve import ticks
+from pretrain_assets.report.card.graph import graph_svg
+from pretrain_assets.report.card.html import run_card_html
+from pretrain_assets.report.card.markdown import run_card_markdown
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin

@@ -26,11 +26,11 @@ from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import ConfigError, FilterError, ModelError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
-from pretrain_assets.forensics.index import build_index
-from pretrain_assets.forensics.query import parse, preview
-from pretrain_assets.forensics.rerank import fuse
-from pretrain_assets.forensics.search import find, search, search_seen
-from pretrain_assets.forensics.vectors import encode, nearest, vector_column
+from pretrain_assets.forensics.indexes.index import build_index
+from pretrain_assets.forensics.retrieval.query import parse, preview
+from pretrain_assets.forensics.retrieval.rerank import fuse
+from pretrain_assets.forensics.retrieval.search import find, search, search_seen
+from pretrain_assets.forensics.retrieval.vectors import encode, nearest, vector_column
 from pretrain_assets.loader.exposure import documents
 from pretrain_assets.report.search_text import hits_text
 from pretrain_assets.table.delete import Request, delete

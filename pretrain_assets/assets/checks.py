@@ -26,7 +26,7 @@ from pretrain_assets.assets.pins import latest_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.curate import verify as curation
 from pretrain_assets.errors import TableError
-from pretrain_assets.forensics import index_checks
+from pretrain_assets.forensics.indexes import checks as index_checks
 from pretrain_assets.table import verify
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location, open_dataset

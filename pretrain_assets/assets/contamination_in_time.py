@@ -14,7 +14,7 @@ from pretrain_assets.assets.events import check_result, md, user_errors
 from pretrain_assets.assets.keys import CHECKPOINT, CONTAMINATION_IN_TIME, DECONTAMINATED, GROUP, RETRY
 from pretrain_assets.assets.pins import newest_checkpoint
 from pretrain_assets.assets.resources import CorpusResource, LauncherResource
-from pretrain_assets.forensics.contamination import CODE_VERSION, ContaminationInTime, scores_stand
+from pretrain_assets.forensics.contamination.contamination import CODE_VERSION, ContaminationInTime, scores_stand
 from pretrain_assets.report.contamination_in_time_text import sightings_text, steps_text, verdict, verdicts_text
 from pretrain_assets.report.plots import lines
 from pretrain_assets.table.lineage import digest
@@ -48,8 +48,8 @@ def contamination_in_time(
     config: ContaminationInTimeSettings,
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Ask about the partition's newest checkpoint, and all that its run has saved."""
-    from pretrain_assets.forensics import contamination
     from pretrain_assets.forensics.checkpoints import find_checkpoint
+    from pretrain_assets.forensics.contamination import contamination
 
     with user_errors():
         which = newest_checkpoint(context) or context.partition_key

@@ -13,8 +13,8 @@ from pretrain_assets.assets.pins import input_pin, newest_checkpoint
 from pretrain_assets.assets.resources import CorpusResource, EngineResource, LauncherResource
 from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import DocumentLossConfig, from_dict
-from pretrain_assets.forensics.document_loss import CODE_VERSION
-from pretrain_assets.forensics.loss_report import losses_complete, losses_plausible
+from pretrain_assets.forensics.losses.document_loss import CODE_VERSION
+from pretrain_assets.forensics.losses.loss_report import losses_complete, losses_plausible
 from pretrain_assets.report.loss_text import loss_text
 from pretrain_assets.report.plots import bars
 from pretrain_assets.table.lineage import digest
@@ -55,8 +55,8 @@ def document_loss(
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Measure new rows; another checkpoint measures all rows anew."""
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.document_loss import column_name, measure_loss
-    from pretrain_assets.forensics.loss_report import loss_report
+    from pretrain_assets.forensics.losses.document_loss import column_name, measure_loss
+    from pretrain_assets.forensics.losses.loss_report import loss_report
 
     location = corpus.location()
     with user_errors():

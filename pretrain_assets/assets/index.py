@@ -10,7 +10,7 @@ from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.assets.stage import table_asset
 from pretrain_assets.config import IndexConfig, from_dict
-from pretrain_assets.forensics.index import CODE_VERSION, TOKENIZER, build_index
+from pretrain_assets.forensics.indexes.index import CODE_VERSION, TOKENIZER, build_index
 from pretrain_assets.report.search_text import index_text
 from pretrain_assets.table.lineage import digest
 

@@ -26,10 +26,10 @@ def report(
     context: dg.AssetExecutionContext, corpus: CorpusResource, launcher: LauncherResource
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Write the card of the partition's newest checkpoint into the run's folder."""
+    from pretrain_assets.forensics.card.run_card import make_run_card
     from pretrain_assets.forensics.checkpoints import with_checkpoint
-    from pretrain_assets.forensics.run_card import make_run_card
-    from pretrain_assets.report.run_card_files import write_run_card
-    from pretrain_assets.report.run_card_markdown import run_card_markdown
+    from pretrain_assets.report.card.files import write_run_card
+    from pretrain_assets.report.card.markdown import run_card_markdown
 
     location = corpus.location()
     with user_errors():

@@ -41,7 +41,7 @@ def search(
     --like finds the nearest vectors.
     """
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.search import find, with_exposures
+    from pretrain_assets.forensics.retrieval.search import find, with_exposures
     from pretrain_assets.report.search_text import found_text
 
     if version is not None and checkpoint is not None:

@@ -16,7 +16,7 @@ from pretrain_assets.cli.model import tokenizer_place
 from pretrain_assets.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.attribution import Attribution
+    from pretrain_assets.forensics.attribution.attribution import Attribution
     from pretrain_assets.forensics.checkpoints import Checkpoint
 
 
@@ -67,7 +67,7 @@ def attribute(
 
     CHECKPOINT: folder of a run or checkpoint, or a recipe's name [the newest run].
     """
-    from pretrain_assets.forensics.attribution import attribute as run
+    from pretrain_assets.forensics.attribution.attribution import attribute as run
     from pretrain_assets.forensics.checkpoints import with_checkpoint
     from pretrain_assets.report.attribution_text import attribution_text
 
@@ -83,7 +83,7 @@ def attribute(
     def answer(found: Checkpoint) -> Attribution:
         what: dict[str, Any] = {"text": given}
         if prompt is not None:
-            from pretrain_assets.forensics.generation import generate
+            from pretrain_assets.forensics.attribution.generation import generate
 
             drawing = {"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
             made = generate(found, given, tokenizer=tokenizer, **drawing)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def attribute(
                 what = {"ids": [*made.prompt_ids, *made.ids]}
         attributed = run(obj["location"], found, **what, **asking)
         if influence:
-            from pretrain_assets.forensics.influence import with_influence
+            from pretrain_assets.forensics.attribution.influence import with_influence
 
             return with_influence(obj["location"], found, attributed, most=influence, learning_rate=learning_rate)
         return attributed

@@ -26,9 +26,9 @@ def card(obj: dict[str, Any], checkpoint: str | None, out: str | None, json_outp
     CHECKPOINT: folder of a run or checkpoint, or a recipe's name [the newest run]. The HTML needs no other file, no
     script and no network; it names no host and no path. With --json the facts are printed, and written only with -o.
     """
+    from pretrain_assets.forensics.card.run_card import make_run_card
     from pretrain_assets.forensics.checkpoints import with_checkpoint
-    from pretrain_assets.forensics.run_card import make_run_card
-    from pretrain_assets.report.run_card_files import write_run_card
+    from pretrain_assets.report.card.files import write_run_card
     from pretrain_assets.table.storage import absolute
 
     if out and PurePosixPath(out).suffix not in ("", ".html", ".md"):

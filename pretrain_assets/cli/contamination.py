@@ -68,8 +68,8 @@ def _in_time(
     if score_field is not None and results is None:
         raise click.UsageError("--score names a field of the results: give --results as well.")
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.contamination import contamination_in_time
-    from pretrain_assets.forensics.eval_results import score_clean
+    from pretrain_assets.forensics.contamination.contamination import contamination_in_time
+    from pretrain_assets.forensics.contamination.eval_results import score_clean
     from pretrain_assets.report.contamination_in_time_text import in_time_text, scores_text
 
     location, subject = obj["location"], find_checkpoint(which, obj["runs"], digests=False)

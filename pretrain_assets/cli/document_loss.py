@@ -56,9 +56,9 @@ def measure_loss(
     """
     from pretrain_assets.config import DocumentLossConfig
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.document_loss import column_name
-    from pretrain_assets.forensics.document_loss import measure_loss as run
-    from pretrain_assets.forensics.loss_report import loss_report
+    from pretrain_assets.forensics.losses.document_loss import column_name
+    from pretrain_assets.forensics.losses.document_loss import measure_loss as run
+    from pretrain_assets.forensics.losses.loss_report import loss_report
     from pretrain_assets.report.loss_text import loss_text
 
     location, found = obj["location"], find_checkpoint(checkpoint, obj["runs"])

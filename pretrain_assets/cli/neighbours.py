@@ -37,7 +37,7 @@ def neighbours(
 ) -> None:
     """The documents nearest to one, by their vectors (`pretrain embed`)."""
     from pretrain_assets.forensics.checkpoints import find_checkpoint
-    from pretrain_assets.forensics.neighbours import neighbours_of
+    from pretrain_assets.forensics.retrieval.neighbours import neighbours_of
     from pretrain_assets.report.neighbours_text import neighbours_text
 
     of_run = find_checkpoint(checkpoint, obj["runs"]) if checkpoint else None
@@ -74,7 +74,7 @@ def clusters(
 
     Says how many of them deduplication knew. A sample looks for its neighbours among all documents.
     """
-    from pretrain_assets.forensics.clusters import find_clusters
+    from pretrain_assets.forensics.retrieval.clusters import find_clusters
     from pretrain_assets.report.neighbours_plot import threshold_svg
     from pretrain_assets.report.neighbours_text import clusters_text
 

@@ -53,9 +53,9 @@ def receipt(
     versions, rewrites data files and indexes, and removes the unfinished work of killed stages. What a run or a
     person pins stays until it is released: the receipt lists it, with the command, and the exit code is 1.
     """
-    from pretrain_assets.forensics.documents import Asked, find_documents
-    from pretrain_assets.forensics.erasure import erase
-    from pretrain_assets.forensics.receipt import receipt_of
+    from pretrain_assets.forensics.receipts.documents import Asked, find_documents
+    from pretrain_assets.forensics.receipts.erasure import erase
+    from pretrain_assets.forensics.receipts.receipt import receipt_of
     from pretrain_assets.report.receipt_text import receipt_text
 
     if purge and not deletes:

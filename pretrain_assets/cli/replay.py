@@ -19,8 +19,8 @@ from pretrain_assets.cli.training import exit_unfinished, run_here
 from pretrain_assets.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.replay import ReplayPlan
-    from pretrain_assets.forensics.replay_compare import Comparison
+    from pretrain_assets.forensics.replays.compare import Comparison
+    from pretrain_assets.forensics.replays.replay import ReplayPlan
     from pretrain_assets.table.storage import Location
 
 
@@ -62,8 +62,8 @@ def replay(
     """
     from pretrain_assets.forensics.checkpoints import find_checkpoint, find_run
     from pretrain_assets.forensics.chosen import choose
-    from pretrain_assets.forensics.replay import plan_replay
-    from pretrain_assets.forensics.replay_compare import compare, is_replay
+    from pretrain_assets.forensics.replays.compare import compare, is_replay
+    from pretrain_assets.forensics.replays.replay import plan_replay
     from pretrain_assets.launch import contract, local
     from pretrain_assets.report.replay_text import plan_text
     from pretrain_assets.table.tags import protect_run
@@ -111,7 +111,7 @@ def _names(file: str) -> list[str]:
 
 def _location(obj: dict[str, Any], run_dir: str) -> Location:
     """The table that a run names, else the one asked for."""
-    from pretrain_assets.forensics.replay_blocks import location_of
+    from pretrain_assets.forensics.replays.blocks import location_of
     from pretrain_assets.launch.contract import RUN_NAME, read_file, read_spec
     from pretrain_assets.table.storage import join
 

@@ -156,7 +156,7 @@ def _tokenizer(location: Location, beside: str) -> str:
 def index(obj: dict[str, Any], with_position: bool, exact_below: int, json_output: bool) -> None:
     """Bring the indexes up to date: full text, and vectors where the table has them."""
     from pretrain_assets.config import IndexConfig
-    from pretrain_assets.forensics.index import build_index
+    from pretrain_assets.forensics.indexes.index import build_index
     from pretrain_assets.report.search_text import index_text
 
     location = obj["location"]

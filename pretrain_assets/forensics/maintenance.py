@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from pretrain_assets.config import MaintainConfig
-from pretrain_assets.forensics.index import upkeep
+from pretrain_assets.forensics.indexes.index import upkeep
 from pretrain_assets.forensics.pins import pinned_by_runs
 from pretrain_assets.table.storage import Location, open_dataset
 from pretrain_assets.table.upkeep import maintain as table

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pretrain_assets.plural import counted
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.attribution import Attribution
-    from pretrain_assets.forensics.sources import Match, Source
+    from pretrain_assets.forensics.attribution.attribution import Attribution
+    from pretrain_assets.forensics.attribution.sources import Match, Source
 
 WIDTH = 100
 """Characters of a line."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from pretrain_assets.forensics.contamination import ContaminationInTime, SetInTime
-from pretrain_assets.forensics.eval_results import Scored, ScoredSet
+from pretrain_assets.forensics.contamination.contamination import ContaminationInTime, SetInTime
+from pretrain_assets.forensics.contamination.eval_results import Scored, ScoredSet
 from pretrain_assets.plural import counted
 
 EXCERPT = 50

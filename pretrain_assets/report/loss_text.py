@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from pretrain_assets.forensics.loss_report import MIN_TOKENS, LossDocument, LossReport
+from pretrain_assets.forensics.losses.loss_report import MIN_TOKENS, LossDocument, LossReport
 from pretrain_assets.plural import counted
 
 PREVIEW = 50

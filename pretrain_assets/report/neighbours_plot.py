@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.cluster_curve import Point
-    from pretrain_assets.forensics.clusters import Clusters
+    from pretrain_assets.forensics.retrieval.cluster_curve import Point
+    from pretrain_assets.forensics.retrieval.clusters import Clusters
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 62, 24, 74, 46
 """The picture and the room around the curve, in pixels."""

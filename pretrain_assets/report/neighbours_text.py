@@ -13,8 +13,8 @@ from tabulate import tabulate
 from pretrain_assets.plural import counted
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.clusters import Clusters
-    from pretrain_assets.forensics.neighbours import NeighboursOf
+    from pretrain_assets.forensics.retrieval.clusters import Clusters
+    from pretrain_assets.forensics.retrieval.neighbours import NeighboursOf
 
 WIDTH = 100
 SHOWN = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
@@ -75,7 +75,14 @@ def _curve(found: Clusters) -> str:
         if point.threshold in (*SHOWN, found.threshold)
     ]
     pairs = "pairs in the table, estimated" if sampled else "pairs"
-    headers = ["similarity", "share with a neighbour", "documents", "new to dedup", pairs, f"with {found.limit} or more"]
+    headers = [
+        "similarity",
+        "share with a neighbour",
+        "documents",
+        "new to dedup",
+        pairs,
+        f"with {found.limit} or more",
+    ]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=["right"] * len(headers))
 
 

@@ -17,10 +17,10 @@ from pretrain_assets.report.text import megabytes
 from pretrain_assets.table.storage import join
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.absence import Check
-    from pretrain_assets.forensics.erasure import Erasure
-    from pretrain_assets.forensics.receipt import Receipt
-    from pretrain_assets.forensics.witnesses import Saved, Witness
+    from pretrain_assets.forensics.receipts.absence import Check
+    from pretrain_assets.forensics.receipts.erasure import Erasure
+    from pretrain_assets.forensics.receipts.receipt import Receipt
+    from pretrain_assets.forensics.receipts.witnesses import Saved, Witness
 
 SHOWN = 10
 """Rows and ids shown; --json has more."""

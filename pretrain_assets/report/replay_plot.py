@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from pretrain_assets.report.card.curve import ticks
 from pretrain_assets.report.replay_text import comparison_text
-from pretrain_assets.report.run_card_curve import ticks
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.replay_compare import Comparison
+    from pretrain_assets.forensics.replays.compare import Comparison
 
 WIDTH, LEFT, RIGHT, TOP, HEIGHT = 900, 70, 20, 70, 500
 """Size of the picture, and the room around the panels, in pixels."""

@@ -14,9 +14,9 @@ from pretrain_assets.plural import counted
 from pretrain_assets.train.lines import duration
 
 if TYPE_CHECKING:
-    from pretrain_assets.forensics.replay import ReplayPlan
-    from pretrain_assets.forensics.replay_blocks import BlocksLoss
-    from pretrain_assets.forensics.replay_compare import Comparison, LossPoint
+    from pretrain_assets.forensics.replays.blocks import BlocksLoss
+    from pretrain_assets.forensics.replays.compare import Comparison, LossPoint
+    from pretrain_assets.forensics.replays.replay import ReplayPlan
 
 MAX_ROWS = 16
 """Steps of a table; of more, so many evenly spaced ones."""

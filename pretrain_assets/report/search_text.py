@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pretrain_assets.plural import counted
 
 if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
-    from pretrain_assets.forensics.search import Found, Hit
+    from pretrain_assets.forensics.retrieval.search import Found, Hit
     from pretrain_assets.table.lineage import LineageRecord
 
 WIDTH = 100

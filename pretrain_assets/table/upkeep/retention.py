@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import lance
 
 OPENED = frozenset(STAGES) - {"deleted", "maintained"}
-"""Stages whose newest versions are opened: by the stages after them, and for a picture when nothing is to be done. Of any
+"""Stages whose newest versions are opened: by the stages after them, and drawn when nothing is to be done. Of any
 other, such as a column of one's own, nobody opens an older version: its values are in the newest too, its records stay.
 """
 _log = logging.getLogger(__name__)

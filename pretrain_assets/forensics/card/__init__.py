@@ -1,0 +1,1 @@
+"""The facts of a run card; `report/card` renders them."""

@@ -1,0 +1,1 @@
+"""Contamination in time: when a run saw evaluation items, so which scores stand."""

@@ -1,0 +1,1 @@
+"""The loss of every document under a checkpoint, as a column, and what it says."""

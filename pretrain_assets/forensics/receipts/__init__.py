@@ -1,0 +1,1 @@
+"""Receipts: where documents are, who saw them, what training without them costs; proof that they are gone."""

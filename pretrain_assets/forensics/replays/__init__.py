@@ -1,0 +1,1 @@
+"""Counterfactual replay: a run again without some documents, and how it compares."""
