@@ -1,8 +1,8 @@
 """The asset graph, in flow order.
 
 source/files -> ingested -> deduped -> near_deduped -> quality -> decontaminated -> tokenized -> checkpoint -> export,
-and from tokenized the index and the curation report. Beside them stand the optional columns (masked, model_scored,
-embedded) and maintenance, which makes no asset.
+and from tokenized the index and the curation report; from a checkpoint contamination in time and the run card. Beside
+them stand the optional columns (masked, model_scored, embedded, document_loss) and maintenance, which makes no asset.
 """
 
 from collections.abc import Mapping

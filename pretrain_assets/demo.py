@@ -26,7 +26,15 @@ QUERY = "marriage"
 
 NEXT = (
     ("make ui", "the asset graph, versions and loss curves of this very run, in the browser"),
-    (".venv/bin/pretrain lineage", "from the checkpoint back to the files, with every tag"),
+    (".venv/bin/pretrain card -o card.html", "the run on one page: data, ledger, losses, exposures, a sample traced"),
+    (
+        ".venv/bin/pretrain seen --step 50",
+        "what it trained on at step 50; `where --doc 3606` is the way back, `receipt --doc 3606` takes it out",
+    ),
+    (
+        '.venv/bin/pretrain attribute --text "A bird that supplies quills for writing."',
+        "whose words these are, and when they were seen",
+    ),
     (
         '.venv/bin/pretrain sample --prompt "MARRIAGE, n."',
         "more of what it learned; `pretrain evaluate` judges it by source",

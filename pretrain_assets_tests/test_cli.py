@@ -256,7 +256,7 @@ def test_the_readmes_commands_work_in_order(home: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PRETRAIN_TOKENIZER", "byte")
     monkeypatch.setenv("PRETRAIN_NPROC_PER_NODE", "1")
     commands = readme_commands()
-    assert len(commands) == 23
+    assert len(commands) == 28
     for command in commands:
         done = pretrain(*shlex.split(command)[1:])
         assert done.exit_code == 0 and done.stdout.strip(), f"{command}\n{done.output}\n{done.exception}"

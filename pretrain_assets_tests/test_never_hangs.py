@@ -483,7 +483,7 @@ def seen(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 def test_seen_shows_what_a_step_trained_on_with_and_without_a_checkpoint(make_spec, capsys, monkeypatch):
     spec, taken = make_spec(train__max_steps=3), []
     write_spec(spec)
-    before = seen(capsys, spec.run_dir, "--step", "2", "--limit", "99")
+    before = seen(capsys, spec.run_dir, "--step", "2", "--limit", "99", "--ranks", "1")  # it has not run yet
     train_step = Engine.train_step
 
     def noting(self: Engine, blocks: Any, **at: int) -> Any:
@@ -493,7 +493,7 @@ def test_seen_shows_what_a_step_trained_on_with_and_without_a_checkpoint(make_sp
     monkeypatch.setattr(Engine, "train_step", noting)
     assert run(spec) == 0
     found = seen(capsys, f"{spec.run_dir}/checkpoints/step_00000003", "--step", "2", "--limit", "99")
-    assert found == before | {"run": f"{spec.run_dir}/checkpoints/step_00000003"}
+    assert found == before | {"run": f"{spec.run_dir}/checkpoints/step_00000003", "done": True}
     parts = [part["exposure"] for part in found["parts"]]
     assert sum(part["tokens"] for part in parts) == int((taken[1] != spec.tokenizer.pad_id).sum())
     assert len(parts) == found["num_parts"] and found["num_blocks"] == len(taken[1])

@@ -7,6 +7,7 @@ import dagster as dg
 
 from pretrain_assets.assets.keys import (
     CHECKPOINT,
+    CONTAMINATION_IN_TIME,
     CURATION_REPORT,
     DECONTAMINATED,
     DEDUPED,
@@ -16,6 +17,7 @@ from pretrain_assets.assets.keys import (
     MAINTENANCE,
     NEAR_DEDUPED,
     QUALITY,
+    REPORT,
     SOURCE_FILES,
     TOKENIZED,
 )
@@ -32,8 +34,8 @@ recurate_job = dg.define_asset_job(
 
 pretrain_job = dg.define_asset_job(
     "pretrain",
-    selection=dg.AssetSelection.assets(*CORPUS, CHECKPOINT, INDEX, CURATION_REPORT),
-    description="The whole way from source files to a trained checkpoint of one recipe and the index.",
+    selection=dg.AssetSelection.assets(*CORPUS, CURATION_REPORT, CHECKPOINT, INDEX, CONTAMINATION_IN_TIME, REPORT),
+    description="The whole way from source files to a trained checkpoint of one recipe, the index and the run card.",
 )
 
 maintenance_job = dg.define_asset_job(

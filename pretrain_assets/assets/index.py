@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 
 from pretrain_assets.assets.events import record_metadata, user_errors
-from pretrain_assets.assets.keys import CHECKPOINT, INDEX, TOKENIZED
+from pretrain_assets.assets.keys import CHECKPOINT, EMBEDDED, INDEX, TOKENIZED
 from pretrain_assets.assets.pins import input_pin
 from pretrain_assets.assets.resources import CorpusResource
 from pretrain_assets.assets.stage import table_asset
@@ -34,7 +34,7 @@ def index(context: dg.AssetExecutionContext, corpus: CorpusResource, config: Ind
     """Index the rows that are not indexed yet."""
     location = corpus.location()
     with user_errors():
-        pin = input_pin(context, TOKENIZED, location, "tokenized")
+        pin = input_pin(context, TOKENIZED, location, "tokenized", (EMBEDDED,))
         settings = from_dict(IndexConfig, config.model_dump())
         result = build_index(location, settings, input_pin=pin, run_id=context.run.run_id)
     found: dict[str, Any] = {"changed": result.changed, "indexes": index_text(result.record)}
