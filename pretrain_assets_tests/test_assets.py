@@ -134,7 +134,17 @@ class TestPins:
         overrides = {"data.filter": "scroe > 3"}
         config = {"ops": {"model__checkpoint": {"config": {"overrides": overrides}}}}
         project.cli("tokenize")
-        result = project.run("pretrain", config=config, partition="demo")
+        result = (
+            build_defs()
+            .resolve_implicit_global_asset_job_def()
+            .execute_in_process(
+                instance=project.instance,
+                asset_selection=[CHECKPOINT],
+                run_config=config,
+                partition_key="demo",
+                raise_on_error=False,
+            )
+        )
         assert not result.success
         failures = [event for event in result.all_events if event.is_step_failure]
         assert [event.step_key for event in failures] == ["model__checkpoint"]

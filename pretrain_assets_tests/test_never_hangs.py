@@ -494,10 +494,11 @@ def test_seen_shows_what_a_step_trained_on_with_and_without_a_checkpoint(make_sp
     assert run(spec) == 0
     found = seen(capsys, f"{spec.run_dir}/checkpoints/step_00000003", "--step", "2", "--limit", "99")
     assert found == before | {"run": f"{spec.run_dir}/checkpoints/step_00000003", "done": True}
-    parts = [part["exposure"] for part in found["parts"]]
-    assert sum(part["tokens"] for part in parts) == int((taken[1] != spec.tokenizer.pad_id).sum())
-    assert len(parts) == found["num_parts"] and found["num_blocks"] == len(taken[1])
-    assert {part["step"] for part in parts} == {2} and len({p["doc_id"] for p in parts}) == found["num_documents"]
+    parts = found["parts"]
+    tokens = int((taken[1] != spec.tokenizer.pad_id).sum())
+    assert sum(part["span"]["tokens"] for part in parts) == found["tokens"] == tokens
+    assert len(parts) == found["num_parts"] and len(found["blocks"]) == len(taken[1])
+    assert found["step"] == 2 and len({part["id"] for part in parts}) == found["num_documents"]
     cli.main(["seen", spec.run_dir, "--step", "2", "--limit", "1"], standalone_mode=False)
     assert f"1 of {len(parts)} parts; --limit {len(parts)} shows all" in capsys.readouterr().out
 
