@@ -73,7 +73,7 @@ def checkpoint_in(folder: str) -> Checkpoint:
     return find_checkpoint(None, runs_in(folder))
 
 
-def corpus_table(corpus: str, folder: str) -> Callable[[], Any]:
+def corpus_table(corpus: str, folder: str, workers: int | None) -> Callable[[], Any]:
     """Every stage up to the tokens, then the run that trained one epoch; seconds of each stage."""
     import lance  # noqa: F401  imports are no part of the work
 
@@ -82,7 +82,7 @@ def corpus_table(corpus: str, folder: str) -> Callable[[], Any]:
         from pretrain_assets.train.spec import make_spec
 
         seconds, location = {}, location_in(folder)
-        for stage, run in _stages(location, corpus).items():
+        for stage, run in _stages(location, corpus, workers).items():
             started = time.monotonic()
             run()
             seconds[stage] = round(time.monotonic() - started, 2)
@@ -93,14 +93,14 @@ def corpus_table(corpus: str, folder: str) -> Callable[[], Any]:
     return work
 
 
-def embedding(corpus: str, folder: str) -> Callable[[], Any]:
+def embedding(corpus: str, folder: str, workers: int | None) -> Callable[[], Any]:
     """The column of vectors, by a model fitted to the corpus; the fitting is no part of the work."""
     import lance  # noqa: F401
 
     forensics_model.make(debian_corpus.texts(Path(corpus)), Path(model_in(folder)), dims=DIMS)
 
     def work() -> int:
-        return _embed(folder)
+        return _embed(folder, workers)
 
     return work
 
@@ -120,7 +120,7 @@ def index(folder: str, exact_below: int) -> Callable[[], Any]:
     return work
 
 
-def append(corpus: str, folder: str) -> Callable[[], Any]:
+def append(corpus: str, folder: str, workers: int | None) -> Callable[[], Any]:
     """New documents, taken through every stage but the index: what its next run finds to do."""
 
     def work() -> dict[str, Any]:
@@ -131,9 +131,9 @@ def append(corpus: str, folder: str) -> Callable[[], Any]:
         rows = [{**row, "doc_id": f"again-{row['doc_id']}", "text": turned(row["text"])} for row in documents]
         path = f"{folder}/appended.parquet"
         pq.write_table(pa.Table.from_pylist(rows), path)
-        for run in _stages(location_in(folder), path).values():
+        for run in _stages(location_in(folder), path, workers).values():
             run()
-        _embed(folder)
+        _embed(folder, workers)
         return {"rows": len(rows)}
 
     return work
@@ -206,20 +206,21 @@ def table_facts(folder: str) -> Callable[[], Any]:
     return work
 
 
-def _embed(folder: str) -> int:
-    from pretrain_assets.config import EmbedConfig
+def _embed(folder: str, workers: int | None) -> int:
+    from pretrain_assets.config import EmbedConfig, EngineConfig
     from pretrain_assets.curate.embedding import embed
 
     location = location_in(folder)
     config = EmbedConfig(model=model_in(folder), library="model2vec")
-    return embed(location, config, input_pin=newest(location)).record.rows
+    return embed(location, config, input_pin=newest(location), engine=EngineConfig(workers=workers)).record.rows
 
 
-def _stages(location: Location, corpus: str) -> dict[str, Callable[[], Any]]:
+def _stages(location: Location, corpus: str, workers: int | None) -> dict[str, Callable[[], Any]]:
     """The stages up to the tokens in order, each with what runs it."""
     from pretrain_assets.config import (
         ContaminationConfig,
         DedupConfig,
+        EngineConfig,
         IngestConfig,
         NearDedupConfig,
         TokenizeConfig,
@@ -230,10 +231,13 @@ def _stages(location: Location, corpus: str) -> dict[str, Callable[[], Any]]:
     from pretrain_assets.ingest.append import ingest
     from pretrain_assets.tokenize.columns import tokenize
 
+    def fill(stage: Callable[..., Any], config: Any) -> Callable[[], Any]:
+        return lambda: stage(location, config, input_pin=newest(location), engine=EngineConfig(workers=workers))
+
     return {
         "ingest": lambda: ingest(location, IngestConfig(sources=(corpus,))),
-        "dedup": lambda: dedup(location, DedupConfig(), input_pin=newest(location)),
-        "near-dedup": lambda: near_dedup(location, NearDedupConfig(), input_pin=newest(location)),
-        "decontaminate": lambda: decontaminate(location, ContaminationConfig(), input_pin=newest(location)),
-        "tokenize": lambda: tokenize(location, TokenizeConfig(tokenizer="gpt2"), input_pin=newest(location)),
+        "dedup": fill(dedup, DedupConfig()),
+        "near-dedup": fill(near_dedup, NearDedupConfig()),
+        "decontaminate": fill(decontaminate, ContaminationConfig()),
+        "tokenize": fill(tokenize, TokenizeConfig(tokenizer="gpt2")),
     }

@@ -24,10 +24,8 @@ READ_ROWS = 500
 """Documents in which both ways look for verbatim runs, spread over all."""
 LEAST = 8
 """Tokens of the shortest run that counts."""
-CANDIDATES = 100
-"""Of each ranking that is fused: ours takes ten for each hit asked for."""
-FUSED = 60
-"""Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009), the same on both sides."""
+Runs = dict[tuple[int, int], tuple[int, list[int]]]
+"""By first token of the text and number of tokens: how many rows hold the run, and the first of them."""
 
 
 def every(folder: str, rounds: int, count: int, sample: int) -> Callable[[], Any]:
@@ -79,7 +77,7 @@ def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
     def work() -> dict[str, Any]:
         from pretrain_assets.config import TokenizerIdentity, from_dict
         from pretrain_assets.forensics.attribution.passage import passages_of
-        from pretrain_assets.forensics.attribution.verbatim import covered, reading, union
+        from pretrain_assets.forensics.attribution.verbatim import ROWS_PER_RUN, reading
         from pretrain_assets.table.versions import open_pin
         from pretrain_assets.tokenize.pretrained import tokenizer_of
 
@@ -93,14 +91,15 @@ def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
         tokens, offsets = column.flatten().to_numpy(), column.offsets.to_numpy().astype(np.int64)
         codec = tokenizer_of(from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"]), None)
 
-        def ours(text: str) -> list[bool]:
+        def ours(text: str) -> Runs:
             one = reading(passages_of(codec, text)[0], least=LEAST)
             one.add(ids, tokens, offsets)
-            return covered(one, union(one, one.runs)).tolist()
+            return {(run.start, run.tokens): (rows.count, rows.ids) for run, rows in one.runs.items()}
 
-        def theirs(text: str) -> list[bool]:
+        def theirs(text: str) -> Runs:
             passage = passages_of(codec, text)[0]
-            return _covered_naively(passage.ids, passage.words, tokens, offsets)
+            found = _runs_naively(passage.ids, passage.words, tokens, offsets)
+            return {run: (len(rows), ids[rows[:ROWS_PER_RUN]].tolist()) for run, rows in found.items()}
 
         here = dataset.to_table(columns=["text"], filter=f"id IN ({', '.join(map(str, ids[:: len(ids) // 5 - 1]))})")
         texts = [text[len(text) // 3 :][:300] + " and " + text[:300] for text in here["text"].to_pylist()]
@@ -110,38 +109,47 @@ def verbatim(folder: str, rounds: int) -> Callable[[], Any]:
 
 
 def hybrid(folder: str, count: int) -> Callable[[], Any]:
-    """Our hybrid search, against LanceDB's own hybrid query on the same version and indexes; ten hits of each."""
+    """Our hybrid search, against LanceDB's own hybrid query: ten hits with their texts of the same version, by the same
+    indexes, as many partitions, candidates and vectors compared exactly."""
     import lance  # noqa: F401
     import lancedb  # noqa: F401
 
     def work() -> dict[str, Any]:
         from lancedb.rerankers import RRFReranker
 
-        from pretrain_assets.forensics.retrieval.search import search
-        from pretrain_assets.forensics.retrieval.vectors import encode, vector_column
+        from pretrain_assets.forensics.retrieval.rerank import K
+        from pretrain_assets.forensics.retrieval.search import CANDIDATES, search
+        from pretrain_assets.forensics.retrieval.vectors import (
+            METRIC,
+            PROBES,
+            REFINE_FACTOR,
+            encode,
+            has_index,
+            vector_column,
+        )
         from pretrain_assets.table.storage import open_dataset, open_lancedb
-        from pretrain_assets.table.versions import latest_record
 
-        location, checkpoint, model = build.location_in(folder), build.checkpoint_in(folder), build.model_in(folder)
-        dataset = open_dataset(location)
-        record = latest_record(dataset, "indexed")
-        assert record is not None
-        table, column = open_lancedb(location, record.version), vector_column(dataset)
+        location = build.location_in(folder)
+        model, pin = build.model_in(folder), build.newest(location)
+        dataset = open_dataset(location, pin.version)
+        table, column = open_lancedb(location, pin.version), vector_column(dataset)
 
         def ours(query: str) -> list[int]:
-            hits = search(location, query, pin=checkpoint.pin, limit=10, mode="hybrid", model=model)
+            hits = search(location, query, pin=pin, limit=10, mode="hybrid", model=model)
             return [hit.id for hit in hits]
 
         def theirs(query: str) -> list[int]:
             asked = table.search(query_type="hybrid", vector_column_name=column.name, fts_columns="text")
-            asked = asked.vector(encode(column, [query], model=model)[0]).text(query).rerank(RRFReranker(FUSED))
-            return asked.select(["id"]).limit(CANDIDATES).to_arrow()["id"].to_pylist()[:10]  # type: ignore[no-any-return]
+            asked = asked.vector(encode(column, [query], model=model)[0]).text(query).distance_type(METRIC)
+            asked = asked.nprobes(PROBES).refine_factor(REFINE_FACTOR).rerank(RRFReranker(K)).limit(CANDIDATES)
+            rows = asked.select(["id", "doc_id", "source", "text"]).to_arrow().slice(0, 10).to_pylist()
+            return [row["id"] for row in rows]
 
-        queries = [document["phrase"] for document in documents(location, checkpoint, count)]
+        queries = [document["phrase"] for document in documents(location, build.checkpoint_in(folder), count)]
         found = compared(ours, theirs, queries)
         pairs = found.pop("answers")
         shared = [len(set(one) & set(other)) / max(1, len(other)) for one, other in pairs]
-        return {**found, "hits_shared": round(float(np.mean(shared)), 4)}
+        return {**found, "hits_shared": round(float(np.mean(shared)), 4), "by_index": has_index(dataset, column)}
 
     return work
 
@@ -250,24 +258,35 @@ def _replay(location: Any, checkpoint: Any, opening: npt.NDArray[np.int32]) -> t
     return None
 
 
-def _covered_naively(
+def _runs_naively(
     text: npt.NDArray[np.int32],
     words: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
-) -> list[bool]:
-    """Which tokens of a text are in a run of it that a document holds: the table of longest common suffixes."""
-    first = np.zeros(len(tokens), np.bool_)
-    first[offsets[:-1][offsets[:-1] < len(tokens)]] = True
-    longest, inside = np.zeros(len(tokens), np.int32), np.zeros(len(text), np.bool_)
+) -> dict[tuple[int, int], list[int]]:
+    """Longest runs that documents share with a text, by their first token in it and length: the documents of each.
+
+    By the table of longest common suffixes, a row of it at a time; of each place in the documents the longest one is
+    kept, with the first place of the text that it ends at. Where the next place does not go on with it, a run ends.
+    """
+    first = np.zeros(len(tokens) + 1, np.bool_)
+    first[offsets] = True
+    longest, best, ends = (np.zeros(len(tokens), np.int32) for _ in range(3))
     for at, token in enumerate(text):
         before = np.concatenate([[0], longest[:-1]])
-        before[first] = 0
+        before[first[:-1]] = 0
         longest = np.where(tokens == token, before + 1, 0).astype(np.int32)
-        run = int(longest.max(initial=0))
-        if words[at + 1] - words[at + 1 - run] >= LEAST:
-            inside[at + 1 - run : at + 1] = True
-    return inside.tolist()  # type: ignore[no-any-return]
+        better = longest > best
+        best[better], ends[better] = longest[better], at
+    goes_on = ~first[1:] & (np.append(best[1:], 0) == best + 1)
+    places = np.flatnonzero((best > 0) & ~goes_on)
+    found: dict[tuple[int, int], list[int]] = {}
+    for place, row in zip(places.tolist(), (np.searchsorted(offsets, places, "right") - 1).tolist(), strict=True):
+        start, stop = int(ends[place] + 1 - best[place]), int(ends[place] + 1)
+        if words[stop] - words[start] >= LEAST:
+            rows = found.setdefault((start, stop - start), [])
+            rows += [row] if row not in rows[-1:] else []
+    return found
 
 
 def _tokens_of(dataset: lance.LanceDataset, doc: int) -> npt.NDArray[np.int32]:

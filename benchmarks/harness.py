@@ -41,6 +41,7 @@ PACKAGES = (
         "torch",
     ),
     *("transformers", "tokenizers", "fastokens", "datasketch", "rensa", "datatrove", "spacy"),
+    *("model2vec", "scikit-learn"),
 )
 SAMPLE_SECONDS = 0.5
 LOAD_AT_START = os.getloadavg()

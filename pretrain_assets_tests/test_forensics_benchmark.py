@@ -18,20 +18,22 @@ from benchmarks.forensics_questions import Kind
 def test_kinds_take_turns_until_their_time_is_up_and_wrong_answers_count() -> None:
     order: list[str] = []
 
-    def kind(name: str, seconds: float) -> Kind:
+    def kind(name: str, seconds: float, after: str | None = None) -> Kind:
         def ask(document: forensics_questions.Document) -> int:
             order.append(name)
             time.sleep(seconds)
             return int(document["id"])
 
-        return Kind(ask=ask, is_right=lambda found, document: found == document["id"] and found != 2)
+        return Kind(ask=ask, is_right=lambda found, document: found == document["id"] and found != 2, after=after)
 
     found = forensics_questions.measured(
-        {"quick": kind("quick", 0.0), "slow": kind("slow", 0.02)}, [{"id": i} for i in range(1, 5)], 0.03
+        {"quick": kind("quick", 0.0), "slow": kind("slow", 0.02), "then": kind("then", 0.0, "slow")},
+        [{"id": i} for i in range(1, 5)],
+        0.03,
     )
-    assert order[:4] == ["quick", "slow", "quick", "slow"]
+    assert order[:6] == ["quick", "slow", "then", "quick", "slow", "then"]
     assert (found["quick"]["queries"], found["quick"]["right"]) == (4, 0.75)
-    assert found["slow"]["queries"] == 3 and found["slow"]["median_ms"] >= 20
+    assert found["slow"]["queries"] == found["then"]["queries"] == 3 and found["slow"]["median_ms"] >= 20
 
 
 def test_a_run_of_tokens_does_not_go_on_in_the_next_document() -> None:
@@ -39,16 +41,18 @@ def test_a_run_of_tokens_does_not_go_on_in_the_next_document() -> None:
     words = np.arange(21)
     tokens = np.concatenate([[90], text[:6], text[6:9], [91], text[8:20]]).astype(np.int32)
     offsets = np.array([0, 7, 11, 23])  # 0-5 end one document and 6-8 begin the next: neither is 8 long
-    found = forensics_peers._covered_naively(text, words, tokens, offsets)
-    assert np.flatnonzero(found).tolist() == list(range(8, 20))
-    joined = forensics_peers._covered_naively(text, words, tokens, np.array([0, 11, 23]))
-    assert all(joined)
+    assert forensics_peers._runs_naively(text, words, tokens, offsets) == {(8, 12): [2]}
+    joined = forensics_peers._runs_naively(text, words, tokens, np.array([0, 11, 23]))
+    assert joined == {(0, 9): [0], (8, 12): [1]}
+    twice = np.concatenate([text[3:12], [92], text[3:12], [93], text[3:12]]).astype(np.int32)
+    assert forensics_peers._runs_naively(text, words, twice, np.array([0, 20, 29])) == {(3, 9): [0, 1]}
 
 
 def test_scores_name_what_is_slow_or_wrong() -> None:
     names = (*forensics.CERTAIN, "text", "attribution")
     asked = {name: {"p95_ms": 100.0, "right": 1.0} for name in names}
     asked["attribution"] = {"p95_ms": 4_000.0, "right": 0.5}
+    asked["ledger"]["p95_ms"] = 2_500.0
     large = {"where": {"p95_ms": 500.0, "right": 0.9}, "seen": {"p95_ms": 1_000.0, "right": 1.0}}
     same = {"times_as_fast": 3.0, "same": 1.0, "hits_shared": 0.7, "recall_at_10": 0.99}
     peers = dict.fromkeys(("replay", "numpy", "hybrid", "vectors"), same)
@@ -56,8 +60,9 @@ def test_scores_name_what_is_slow_or_wrong() -> None:
     report = harness.Report(name="forensics", measurements={}, **found)
     assert report.ratios["where_of_the_large_table_under_2s"] == 4.0
     assert report.ratios["slowest_cold_start_under_5s"] == 1.25
+    assert report.ratios["attribution_under_5s"] == 1.25
     missed = {name for name, met in report.met.items() if not met}
-    assert missed == {"slowest_question_under_2s", "right_answers"}
+    assert missed == {"slowest_other_question_under_2s", "right_answers"}
 
 
 def test_a_turned_text_is_another_of_the_same_words() -> None:

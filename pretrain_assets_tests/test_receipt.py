@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,9 +289,12 @@ def test_a_stage_moves_on_as_it_would_by_itself(tmp_path: Path) -> None:
     assert ingest(location, config).record.rows == 1 and values(location, "id")[-2:] == [29, 31], "ids are used once"
 
 
-def ingested(tmp_path: Path, texts: list[str], location: Location | None = None) -> tuple[Location, IngestConfig]:
+def ingested(
+    tmp_path: Path, texts: list[str], location: Location | None = None, *, doc_ids: Sequence[str] = ()
+) -> tuple[Location, IngestConfig]:
     (tmp_path / "src").mkdir()
-    rows = (json.dumps({"id": f"note-{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+    names = doc_ids or [f"note-{i}" for i in range(len(texts))]
+    rows = (json.dumps({"id": name, "text": text}) + "\n" for name, text in zip(names, texts, strict=True))
     (tmp_path / "src" / "one.jsonl").write_text("".join(rows))
     location = location or Location(database_uri=str(tmp_path / "db"))
     config = IngestConfig(sources=(f"{tmp_path}/src/*.jsonl",))
@@ -542,10 +545,26 @@ def test_documents_are_found_by_id_doc_id_predicate_and_words(location: Location
     assert found.ids.tolist() == [PLANTED] and "1 row added after the index" in found.notes[0]
 
 
-def test_a_number_that_is_no_id_may_be_a_sources_own(tmp_path: Path) -> None:
-    location = make_table(tmp_path, ["a", "b"], doc_id=["7001", "1"])
-    assert find_documents(location, Asked(docs=("7001",))).ids.tolist() == [0]
-    assert find_documents(location, Asked(docs=("1",))).ids.tolist() == [1], "an id comes first"
+def test_a_number_is_never_a_sources_own_id(home: Path, tmp_path: Path) -> None:
+    location, _ = ingested(tmp_path, ["a", "b", "c"], doc_ids=["7001", "007", "0"])
+    for request in (("--doc", "0"), ("--doc", "0"), ("--doc", "7001")):  # done, done again, mistyped
+        answer = pretrain(*request, "--delete", "--purge", "--yes")
+        assert values(location, "id") == [1, 2], "document '0' has another id"
+    assert "No row has the id 7001" in str(answer.exception)
+    assert find_documents(location, Asked(docs=("007",))).ids.tolist() == [1]
+    assert find_documents(location, Asked(where="doc_id = '0'")).ids.tolist() == [2]
+    with pytest.raises(ConfigError, match="more than 63 bits"):
+        Asked(docs=("9" * 20,))
+
+
+def test_a_row_that_is_there_is_judged_by_the_newest_version_alone(tmp_path: Path) -> None:
+    location = make_table(tmp_path, ["a", "b", "c"], score=[5.0, 5.0, 5.0])
+    delete(location, Request(ids=(0,)))
+    open_dataset(location).update({"score": "1.0"})
+    found = find_documents(location, Asked(where="score > 2"))
+    assert (found.ids.tolist(), found.last.tolist()) == ([0], [1]), "1 and 2 are there, and satisfy it no more"
+    found = find_documents(location, Asked(where="score < 2", docs=("0",)))
+    assert (found.ids.tolist(), found.there.tolist()) == ([0, 1, 2], [1, 2])
 
 
 def test_copies_and_near_copies_are_told_apart(tmp_path: Path, runs: Path) -> None:

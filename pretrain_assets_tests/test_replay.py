@@ -22,12 +22,13 @@ from pretrain_assets.config import DataConfig, LoaderConfig, MixtureComponent, R
 from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityError, InputError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.chosen import Chosen, choose, names_in
-from pretrain_assets.forensics.replays.compare import compare
+from pretrain_assets.forensics.replays.blocks import BlocksLoss, blocks_with_holes
+from pretrain_assets.forensics.replays.compare import Comparison, compare
 from pretrain_assets.forensics.replays.replay import ReplayPlan, plan_replay
 from pretrain_assets.launch.contract import EXIT_STOPPED, read_result, write_spec
 from pretrain_assets.launch.local import run_local
 from pretrain_assets.loader.exposure import exposures, totals
-from pretrain_assets.loader.holes import hidden_per_step, same_until, targets_per_cycle
+from pretrain_assets.loader.holes import describe_holes, hidden_per_step, same_until, targets_per_cycle
 from pretrain_assets.loader.rows import RowLoader
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.state import position_from, state_at
@@ -133,6 +134,30 @@ def test_targets_and_hidden_tokens_are_those_of_the_blocks(make_loader, ids):
     hidden = hidden_per_step(schedule, schedule.steps_in(0))
     per_step = (blocks != whole).sum((1, 2))[: 2 * schedule.steps_in(0)].view(-1, 2).sum(1)
     assert hidden.tolist() == [0, *per_step.tolist()]
+
+
+def test_every_block_that_a_hole_reaches_into_is_found(make_loader):
+    """Also those in the middle of a document that is longer than a block, but none before the holes begin."""
+    assert max(CASE.lengths) > 3 * CASE.seq_len
+    for since in (0, 9):
+        loader = make_loader(*GONE, without_from=(0, since))
+        schedule, expected = Schedule(loader.plan, 2), []
+        last_step = schedule.steps_in(0) + 5
+        for epoch, cycles in ((0, 2 * schedule.steps_in(0)), (1, 10)):
+            differ = (emitted(loader, epoch)[0] != emitted(make_loader(), epoch)[0]).any(2)[:cycles]
+            expected += [(epoch, *place) for place in differ.nonzero().tolist()]
+        assert blocks_with_holes(schedule, last_step) == expected
+
+
+def test_a_document_of_another_epoch_is_no_warning_but_one_of_none_is(make_loader, caplog):
+    loader = make_loader(filter="id != 1003")  # 119 rows for four splits: three are left over
+    left_over = tuple(sorted(loader.planner.rows.doc_ids[loader.planner.left_over(0)].tolist()))
+    assert len(left_over) == 3
+    with caplog.at_level("INFO"):
+        describe_holes(make_loader(*left_over, filter="id != 1003").plan(0), left_over)
+        assert "holes: 0 of 3 documents" in caplog.text and {record.levelname for record in caplog.records} == {"INFO"}
+        describe_holes(make_loader(*GONE).plan(0), GONE)
+    assert caplog.records[-1].levelname == "WARNING" and "names 1 document that" in caplog.text
 
 
 def test_the_same_holes_until_the_first_exposure(make_loader):
@@ -422,6 +447,12 @@ def test_the_comparison_and_its_pictures(corpus, trained, original):
     assert replay_svg(found).count("<polyline") == 3 and replay_html(found).endswith("</html>\n")
     with pytest.raises(ConfigError, match="is no replay of another run"):
         compare(original.run_dir)
+    for step in checkpoint.steps(original.run_dir):
+        shutil.rmtree(checkpoint.checkpoint_uri(original.run_dir, step))
+    assert compare(plan.run_dir) == dataclasses.replace(found, blocks=None)
+    shutil.rmtree(original.run_dir)
+    with pytest.raises(ConfigError, match="which is gone .* the replay itself is a run like any other"):
+        compare(plan.run_dir)
 
 
 def test_the_verb_says_what_it_would_do_and_compares(corpus, trained, original, tmp_path):
@@ -452,6 +483,27 @@ def test_the_verb_says_what_it_would_do_and_compares(corpus, trained, original, 
     assert done.exit_code == 0 and "tokens in holes" in done.stdout and svg.exists()
     shown = json.loads(replay(spec.run_dir, "--compare", "--json").stdout)
     assert shown["start_step"] == 8 and len(shown["training"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("left_out", "others", "words"),
+    [
+        ((2.0, 2.5), (3.0, 3.1), r"lower by 0.5000, and on the text beside them lower by 0.1000:\ncounterfactual memo"),
+        ((2.0, 2.5), None, r"left out lower by 0.5000:\ncounterfactual memo"),
+        ((2.0, 2.1), (3.0, 3.2), r"lower by 0.1000, and on the text beside them lower by 0.2000:\nno memorisation shown"),
+        ((2.0, 1.9), (3.0, 2.8), r"higher by 0.1000, and on the text beside them higher by 0.2000:\nno memorisation"),
+        ((2.0, 2.0), (3.0, 3.0), r"no different, and on the text beside them no different:\nno memorisation shown"),
+    ],
+)
+def test_memorisation_is_said_only_where_it_is_shown(left_out, others, words):
+    blocks = BlocksLoss(
+        step=9, num_blocks=16, num_with_holes=98, tokens_left_out=5, left_out=left_out, tokens_others=7, others=others
+    )
+    empty = dict(original="a", replay="b", pin="t@1", holes="", status="done", start_step=0, seen_at_start=0, step=9)
+    text = comparison_text(
+        Comparison(**empty, total_steps=9, training=(), validation=(), curves={}, blocks=blocks)  # type: ignore[arg-type]
+    )
+    assert re.search(words, text) and "in 16 of 98 blocks" in text
 
 
 @pytest.mark.slow

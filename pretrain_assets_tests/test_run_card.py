@@ -40,6 +40,7 @@ from pretrain_assets.report.card.curve import ticks
 from pretrain_assets.report.card.graph import graph_svg
 from pretrain_assets.report.card.html import run_card_html
 from pretrain_assets.report.card.markdown import run_card_markdown
+from pretrain_assets.report.clean import clean
 from pretrain_assets.table.schema import tokenizer_identity
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
@@ -312,7 +313,7 @@ def test_words_and_ticks() -> None:
     assert [words.compact(n) for n in (0, 999, 1234, 100_778, 17_500_000, 9.96e9)] == [
         *("0", "999", "1.234 k", "100.8 k", "17.5 M", "9.96 B")
     ]
-    assert words.clean("a\nb\tc\x07\ud800") == "a\nb\tc\\x07\\ud800"
+    assert clean("a\nb\tc\x07\ud800") == "a\nb\tc\\x07\\ud800"
     assert ticks(2.9, 11.1, 5) == [2, 4, 6, 8, 10, 12] and ticks(1.0, 1.0, 5)[0] <= 1.0 <= ticks(1.0, 1.0, 5)[-1]
 
 

@@ -42,6 +42,7 @@ def search(
     """
     from pretrain_assets.forensics.checkpoints import find_checkpoint
     from pretrain_assets.forensics.retrieval.search import find, with_exposures
+    from pretrain_assets.forensics.subject import table_of
     from pretrain_assets.report.search_text import found_text
 
     if version is not None and checkpoint is not None:
@@ -49,10 +50,11 @@ def search(
     of = find_checkpoint(checkpoint, obj["runs"]) if version is None else None
     how["mode"] = how["mode"] or ("text" if how["like"] is None else "vector")
     how["model"] = how["model"] or project.setting("EMBED_MODEL", "") or None
-    pin = of.pin if of else pin_at(obj["location"], version)
-    found = find(obj["location"], query, pin=pin, **how)
+    location = table_of(of.run_dir, of.pin, obj["location"]) if of else obj["location"]
+    pin = of.pin if of else pin_at(location, version)
+    found = find(location, query, pin=pin, **how)
     if of:
-        found = replace(found, hits=with_exposures(obj["location"], found.hits, of))
+        found = replace(found, hits=with_exposures(location, found.hits, of))
     if json_output:
         click.echo(json.dumps({"checkpoint": of.uri if of else None, **found.to_dict()}, indent=2))
     else:

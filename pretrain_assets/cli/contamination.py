@@ -70,9 +70,11 @@ def _in_time(
     from pretrain_assets.forensics.checkpoints import find_checkpoint
     from pretrain_assets.forensics.contamination.contamination import contamination_in_time
     from pretrain_assets.forensics.contamination.eval_results import score_clean
+    from pretrain_assets.forensics.subject import table_of
     from pretrain_assets.report.contamination_in_time_text import in_time_text, scores_text
 
-    location, subject = obj["location"], find_checkpoint(which, obj["runs"], digests=False)
+    subject = find_checkpoint(which, obj["runs"], digests=False)
+    location = table_of(subject.run_dir, subject.pin, obj["location"])
     found = contamination_in_time(location, subject, tag=tag, only=set_name, limit=limit)
     scores = () if results is None else score_clean(location, found, results, set_name=set_name, field=score_field)
     if json_output:

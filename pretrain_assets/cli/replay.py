@@ -21,7 +21,6 @@ from pretrain_assets.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from pretrain_assets.forensics.replays.compare import Comparison
     from pretrain_assets.forensics.replays.replay import ReplayPlan
-    from pretrain_assets.table.storage import Location
 
 
 @click.command()
@@ -64,6 +63,7 @@ def replay(
     from pretrain_assets.forensics.chosen import choose
     from pretrain_assets.forensics.replays.compare import compare, is_replay
     from pretrain_assets.forensics.replays.replay import plan_replay
+    from pretrain_assets.forensics.subject import table_of
     from pretrain_assets.launch import contract, local
     from pretrain_assets.report.replay_text import plan_text
     from pretrain_assets.table.tags import protect_run
@@ -77,7 +77,7 @@ def replay(
         _show(compare(run_dir), plot, json_output)
         return
     original = find_checkpoint(checkpoint, obj["runs"], digests=False)
-    location = _location(obj, original.run_dir)
+    location = table_of(original.run_dir, original.pin, obj["location"])
     chosen = choose(location, original.pin, wanted, where)
     settings = dict(parse_change(change) for change in changes)
     plan = plan_replay(location, original, chosen, from_step=from_step, steps=steps, changes=settings)
@@ -107,19 +107,6 @@ def _names(file: str) -> list[str]:
     if not found:
         raise InputError(f"--without {file} names no document: give one id per line")
     return found
-
-
-def _location(obj: dict[str, Any], run_dir: str) -> Location:
-    """The table that a run names, else the one asked for."""
-    from pretrain_assets.forensics.replays.blocks import location_of
-    from pretrain_assets.launch.contract import RUN_NAME, read_file, read_spec
-    from pretrain_assets.table.storage import join
-
-    run_json = join(run_dir, RUN_NAME)
-    if read_file(run_json) is not None:
-        return location_of(read_spec(run_json))
-    location: Location = obj["location"]
-    return location
 
 
 def _check_plot(plot: Path | None) -> None:

@@ -10,18 +10,21 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pretrain_assets.config import Recipe, from_dict
 from pretrain_assets.errors import CheckpointError, ReplacedError
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME
 from pretrain_assets.table.lineage import Pin
-from pretrain_assets.table.storage import filesystem, is_remote, join
+from pretrain_assets.table.storage import absolute, filesystem, is_remote, join
 from pretrain_assets.train import checkpoint
 from pretrain_assets.train.spec import WITHOUT
 
 MOST_NEAR = 3
 """Names of runs that are near to a wrong one, in a message."""
+NO_TIME = datetime.min.replace(tzinfo=UTC)
+"""Before any time at which a run was changed."""
 
 T = TypeVar("T")
 
@@ -64,7 +67,7 @@ def find_checkpoint(which: str | None, runs_uri: str, *, digests: bool = True) -
     Raises:
         CheckpointError: nothing there, or nothing complete.
     """
-    which = _placed(which, runs_uri)
+    which = placed(which, runs_uri)
     if which and f"/{CHECKPOINTS_NAME}/step_" in which:
         run_dir, _, digits = which.rstrip("/").rpartition(f"/{CHECKPOINTS_NAME}/step_")
         if re.fullmatch(r"\d{1,18}", digits):
@@ -82,6 +85,11 @@ def find_checkpoint(which: str | None, runs_uri: str, *, digests: bool = True) -
             except ReplacedError:
                 if not left:
                     raise
+    if which and runs and _exists(runs[0]):
+        raise CheckpointError(
+            f"No complete checkpoint in {runs[0]}: none was saved yet, or none is whole. `pretrain train` of its recipe "
+            "goes on with it."
+        )
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
         f"No complete checkpoint {wanted}under {runs_uri}.{_near(which, runs_uri)} Train one with `pretrain train "
@@ -114,7 +122,7 @@ def find_run(which: str | None, runs_uri: str) -> str:
     Raises:
         CheckpointError: nothing there.
     """
-    which = _placed(which, runs_uri)
+    which = placed(which, runs_uri)
     if which and "/" in which:
         return which.rstrip("/")
     run_dir = next(_runs(runs_uri, which), None)
@@ -126,13 +134,20 @@ def find_run(which: str | None, runs_uri: str) -> str:
     return run_dir
 
 
-def _placed(which: str | None, runs_uri: str) -> str | None:
-    """A path as given; one that is relative to the folder of all runs with that before it, if it is only there."""
-    if not which or "/" not in which or which.startswith("/") or is_remote(which):
+def placed(which: str | None, runs_uri: str) -> str | None:
+    """What a person typed, a path from the root on; one that is relative to the folder of all runs stands there, if it
+    is only there. A name stays as it is.
+    """
+    if not which or which not in (".", "..") and "/" not in which or is_remote(which):
         return which
     run = which.partition("/")[0]
-    fs, path = filesystem(join(runs_uri, run))
-    return join(runs_uri, which) if not os.path.exists(run) and fs.exists(path) else which
+    there = run and not os.path.exists(run) and _exists(join(runs_uri, run))
+    return join(runs_uri, which) if there else absolute(which)
+
+
+def _exists(uri: str) -> bool:
+    fs, path = filesystem(uri)
+    return bool(fs.exists(path))
 
 
 def _near(which: str | None, runs_uri: str) -> str:
@@ -146,7 +161,7 @@ def _near(which: str | None, runs_uri: str) -> str:
 
 def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
     """Folders of runs (of one recipe, or of this name), the one changed last first, runs with holes after all others:
-    a replay of a run is not taken for it.
+    a replay of a run is not taken for it. A folder without `run.json` is a run where it is asked for by its name.
     """
     fs, path = filesystem(runs_uri)
     fs.invalidate_cache()
@@ -156,9 +171,10 @@ def _runs(runs_uri: str, recipe: str | None) -> Iterator[str]:
     for entry in fs.ls(path, detail=False):
         name = entry.rstrip("/").rsplit("/", 1)[-1]
         spec = f"{entry.rstrip('/')}/{RUN_NAME}"
-        if (recipe in (None, name) or name.startswith(f"{recipe}-v")) and fs.exists(spec):
+        has_spec = fs.exists(spec)
+        if (recipe in (None, name) or name.startswith(f"{recipe}-v")) and (has_spec or name == recipe):
             run_dir = join(runs_uri, name) if is_remote(runs_uri) else entry
-            found.append((WITHOUT not in name, fs.modified(spec), run_dir))
+            found.append((WITHOUT not in name, fs.modified(spec) if has_spec else NO_TIME, run_dir))
     yield from (run_dir for *_, run_dir in sorted(found, reverse=True))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCAN_ROWS = 262_144
+_ID = re.compile("0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,15 @@ class Chosen:
     """Ascending, each once; those given as numbers whether the version has them or not."""
     unknown: tuple[str, ...] = ()
     """Names that are no `doc_id` of the version."""
+
+
+def is_id(name: str) -> bool:
+    """Whether a document is named by the table's `id`: a number as it is written there, without leading zeros.
+
+    Such a number never means a source's own `doc_id`, whether there is a row with that id or not: else what it means
+    would change with the rows, and a deletion done twice could take another document.
+    """
+    return _ID.fullmatch(name) is not None
 
 
 def names_in(lines: Iterable[str]) -> list[str]:
@@ -45,7 +55,7 @@ def choose(location: Location, pin: Pin, names: Iterable[str], where: str | None
     Args:
         location: The table.
         pin: The version.
-        names: Numbers are ids; anything else is the source's own `doc_id`.
+        names: Numbers are ids; anything else is the source's own `doc_id`; see `is_id`.
         where: Every row of which this SQL predicate is true as well; named filters may stand in it.
 
     Raises:
@@ -53,8 +63,9 @@ def choose(location: Location, pin: Pin, names: Iterable[str], where: str | None
         ConfigError: more documents than a run may leave out one by one.
     """
     given = set(names)
-    numbers = {name for name in given if name.isascii() and name.isdigit() and int(name) < 2**63}
-    ids = {int(name) for name in numbers}
+    numbers = {name for name in given if is_id(name)}
+    beyond = {name for name in numbers if int(name) >= 2**63}  # no row's id
+    ids = {int(name) for name in numbers - beyond}
     unknown = given - numbers
     dataset = open_pin(location, pin) if unknown or where is not None else None
     if dataset is not None and unknown and "doc_id" in dataset.schema.names:
@@ -71,7 +82,7 @@ def choose(location: Location, pin: Pin, names: Iterable[str], where: str | None
         raise ConfigError(
             f"More than {MAX_HOLES:,} documents are chosen: leave out so many by a filter, and train with it afresh"
         )
-    return Chosen(ids=tuple(sorted(ids)), unknown=tuple(sorted(unknown)))
+    return Chosen(ids=tuple(sorted(ids)), unknown=tuple(sorted(unknown | beyond)))
 
 
 def _with_names(dataset: lance.LanceDataset, names: set[str]) -> Iterator[pa.RecordBatch]:

@@ -87,7 +87,7 @@ def ledger_of(location: Location, checkpoint: Checkpoint) -> RunLedger:
     """Account for every row and token behind a checkpoint.
 
     Args:
-        location: The table, where the run does not name its own.
+        location: The project's table; see `table_of`.
         checkpoint: Whose data are accounted for.
 
     Raises:

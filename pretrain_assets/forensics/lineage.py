@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.table.lineage import LineageRecord, Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import flow_place, open_pin, record_of, records
@@ -66,6 +67,7 @@ def lineage_of(location: Location, checkpoint: Checkpoint) -> Lineage:
     Raises:
         TableError: the table is another one, or a version's record is gone.
     """
+    location = table_of(checkpoint.run_dir, checkpoint.pin, location)
     dataset = open_pin(location, checkpoint.pin)
     stage = str(checkpoint.passport["tag"]).rpartition("-v")[0]  # tokenized, or tokenized_byte beside it
     found = [record_of(dataset, stage, checkpoint.pin.version)]

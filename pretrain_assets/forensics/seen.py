@@ -97,7 +97,7 @@ def seen_at(
     Args:
         which: Folder of a run or checkpoint, name of a run or recipe, or None for the run that was changed last.
         step: Optimizer step, from 1.
-        location: The table, where the run does not name its own.
+        location: The project's table; see `table_of`.
         runs_uri: Folder of all runs.
         rank: Only what this rank had, from 0.
         ranks: Number of ranks; None: as many as made the step, by the run's metrics.

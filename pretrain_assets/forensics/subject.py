@@ -6,20 +6,23 @@ Invariant: a run needs no checkpoint to be asked about, and a checkpoint no run 
 from __future__ import annotations
 
 import bisect
+import logging
 import sys
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 from pretrain_assets.config import Recipe, RunSpec, TokenizerIdentity, from_dict
 from pretrain_assets.errors import CheckpointError, TableError
-from pretrain_assets.forensics.checkpoints import find_checkpoint, find_run
+from pretrain_assets.forensics.checkpoints import find_checkpoint, find_run, placed
 from pretrain_assets.launch.contract import CHECKPOINTS_NAME, RUN_NAME, read_file, read_spec
 from pretrain_assets.loader.exposure import Exposure
 from pretrain_assets.table.lineage import Pin
-from pretrain_assets.table.storage import Location, join
-from pretrain_assets.table.versions import open_pin
+from pretrain_assets.table.storage import Location, join, open_dataset
+from pretrain_assets.table.versions import table_id
 from pretrain_assets.train.checkpoint import checkpoint_uri, newest
 from pretrain_assets.train.metrics import Record, read_metrics
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -104,7 +107,7 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
     Args:
         which: Folder of a run or checkpoint, name of a run or recipe, or None for the run that was changed last.
         runs_uri: Folder of all runs.
-        location: The table, where the run does not name its own or that has moved.
+        location: The project's table; see `table_of`.
         ranks: Number of ranks, where the metrics do not say or another number is of interest.
 
     Raises:
@@ -112,7 +115,8 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
         ConfigError: that many ranks cannot share the splits.
         TableError: its table or version is gone.
     """
-    at_step = bool(which) and f"/{CHECKPOINTS_NAME}/" in str(which)
+    which = placed(which, runs_uri)
+    at_step = which is not None and f"/{CHECKPOINTS_NAME}/" in which
     run_dir = find_checkpoint(which, runs_uri, digests=False).run_dir if at_step else find_run(which, runs_uri)
     step = None if at_step else newest(run_dir, digests=False)
     if at_step or step is not None:
@@ -145,20 +149,32 @@ def find_subject(which: str | None, runs_uri: str, location: Location, *, ranks:
 
 
 def table_of(run_dir: str, pin: Pin, given: Location) -> Location:
-    """The table that a run names; the one given where the run names none, or it is no longer there."""
-    spec = _spec(run_dir)
-    if spec is None:
+    """The one table that every question about a run is answered from.
+
+    That is the project's own where it is the table that the run was trained on: a copy of a project is asked itself,
+    not the original that its runs still name. Else it is the one that `run.json` names, which is said; where that is
+    not there either, the project's, whose error says what is wrong.
+
+    Args:
+        run_dir: Folder of the run.
+        pin: Table version it trains on.
+        given: The project's table.
+    """
+    if _is_table(given, pin) or (spec := _spec(run_dir)) is None:
         return given
     own = Location(database_uri=spec.database_uri, table_name=spec.table_name)
-    try:
-        open_pin(own, pin)
-    except TableError:
-        try:
-            open_pin(given, pin)
-        except TableError:
-            return own  # whose fault is the one to mend
+    if own == given or not _is_table(own, pin):
         return given
+    _log.warning("%s is not the table of %s; its own answers: %s", given.uri, run_dir, own.uri)
     return own
+
+
+def _is_table(location: Location, pin: Pin) -> bool:
+    """Whether the table of a pin stands there, whichever versions of it are left."""
+    try:
+        return table_id(open_dataset(location)) == pin.table_id
+    except TableError:
+        return False
 
 
 def _spec(run_dir: str) -> RunSpec | None:

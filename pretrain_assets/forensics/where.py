@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pretrain_assets.curate.explain import preview, shown
 from pretrain_assets.errors import TableError
+from pretrain_assets.forensics.chosen import is_id
 from pretrain_assets.forensics.exposure import turns_of
 from pretrain_assets.forensics.subject import Span, Subject, find_subject
 from pretrain_assets.forensics.why import Why, deletions, why_not_yet, why_outside
@@ -94,7 +95,7 @@ def where(
     Args:
         which: Folder of a run or checkpoint, name of a run or recipe, or None for the run that was changed last.
         docs: Documents: the table's `id`, or the source's own `doc_id` where that is not a number.
-        location: The table, where the run does not name its own.
+        location: The project's table; see `table_of`.
         runs_uri: Folder of all runs.
         ranks: Number of ranks, where the metrics do not say or another number is of interest.
 
@@ -172,7 +173,7 @@ def _ids(subject: Subject, docs: Sequence[str | int]) -> Iterator[int]:
     Raises:
         TableError: no document is named so.
     """
-    names = [doc for doc in docs if isinstance(doc, str) and not (doc.isascii() and doc.isdigit())]
+    names = [doc for doc in docs if isinstance(doc, str) and not is_id(doc)]
     named = _named(subject, names) if names else {}
     for doc in docs:
         if doc in named:

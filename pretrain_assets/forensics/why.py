@@ -22,6 +22,7 @@ from pretrain_assets.table.versions import open_pin, records
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 HELD_OUT = "held out for validation"
 LEFT_OUT = {
@@ -116,7 +117,7 @@ def _judged(
         for predicate in (data.filter, data.held_out_filter)
     )
     names = dataset.schema.names
-    reads = [name for term in terms for name in columns_in(term.sql, names) if name != "text"]
+    reads = [name for term in terms for name in columns_in(term.sql, names) if _is_short(dataset.schema.field(name))]
     columns = list(dict.fromkeys(["id", *reads, *(name for name in EVIDENCE if name in names)]))
     truths = _truths(dataset, among, terms)
     for row in dataset.to_table(columns=columns, filter=among).to_pylist():
@@ -134,6 +135,13 @@ def _truths(dataset: lance.LanceDataset, among: str, terms: Sequence[Term]) -> d
         among_them = [dataset.to_table(columns=["id"], filter=f"{among} AND ({term.sql})")["id"] for term in terms]
         return {i: [i in true for true in map(set, (ids.to_pylist() for ids in among_them))] for i in ids}
     return {row["id"]: [_truth(row[f"t{place}"]) for place in range(len(terms))] for row in found}
+
+
+def _is_short(field: pa.Field) -> bool:
+    """Whether a reason may show a value: neither the text, nor tokens, a vector, bytes or a struct."""
+    import pyarrow as pa
+
+    return field.name != "text" and not (pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
 
 
 def _truth(value: object) -> bool | None:
@@ -162,7 +170,7 @@ def _by_filter(row: Mapping[str, Any], terms: Sequence[Term]) -> Why:
     if "contaminated" in reads and row["contaminated"]:
         text = f"holds the evaluation item {row['contamination_item']}; left out by {by}"
         return Why(kind="contaminated", text=text, facts={**facts, "item": row["contamination_item"]})
-    values = {name: shown(row[name]) for name in reads if name != "text"}
+    values = {name: shown(row[name]) for name in reads}
     said = ", ".join(f"{name} is {'NULL' if value is None else value}" for name, value in values.items())
     text = f"left out by {by}" + (f" ({said})" if said else "") + (", which is NULL" if truth is None else "")
     return Why(kind="filter", text=text, facts={**facts, "values": values})

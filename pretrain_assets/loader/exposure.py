@@ -16,6 +16,8 @@ import numpy.typing as npt
 from pretrain_assets.loader.plan import EpochPlan, Int64Array
 from pretrain_assets.loader.schedule import Schedule
 
+_CHUNK_PLACES = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Exposure:
@@ -68,6 +70,20 @@ def times_seen(schedule: Schedule, *, last_step: int) -> npt.NDArray[np.uint32]:
     return times
 
 
+def reached(schedule: Schedule, *, last_step: int) -> npt.NDArray[np.int32]:
+    """Tokens of each row that its filter keeps, from its first on, that a run of `last_step` steps trained on.
+
+    EOS included, in the draw of it that came furthest; in table order, shape (rows,).
+    """
+    furthest = np.zeros(len(schedule.plan(0).rows), np.int32)
+    for plan, _, cycles in _epochs(schedule, last_step):
+        for first in range(0, len(plan.order), _CHUNK_PLACES):
+            places = np.arange(first, min(first + _CHUNK_PLACES, len(plan.order)))
+            places, begins, stops = _trained(plan, places, cycles)
+            np.maximum.at(furthest, plan.order[places], (stops - begins).astype(np.int32))
+    return furthest
+
+
 class Totals(NamedTuple):
     """What a run trained on of many documents; arrays of shape (documents,), all 0 where it never reached one."""
 
@@ -95,12 +111,7 @@ def totals(schedule: Schedule, ids: npt.NDArray[np.int64], *, last_step: int) ->
     never = np.iinfo(np.int64).max
     found.first[:] = never
     for plan, first_step, cycles in _epochs(schedule, last_step):
-        places = plan.places_of(ids)
-        begins = starts(plan, places)
-        reach = np.where(np.isin(places, plan.holes), min(cycles, plan.holes_from), cycles) * plan.seq_len
-        reached = begins < reach
-        places, begins = places[reached], begins[reached]
-        stops = np.minimum(plan.ends[places], reach[reached])
+        places, begins, stops = _trained(plan, plan.places_of(ids), cycles)
         at = np.searchsorted(ids, plan.rows.doc_ids[plan.order[places]])
         step_tokens = plan.seq_len * schedule.cycles_per_step
         np.minimum.at(found.first, at, first_step + begins // step_tokens)
@@ -134,6 +145,15 @@ def _epochs(schedule: Schedule, last_step: int) -> Iterator[tuple[EpochPlan, int
         yield schedule.plan(epoch), first_step, steps * schedule.cycles_per_step
         first_step += steps
         epoch += 1
+
+
+def _trained(plan: EpochPlan, places: Int64Array, cycles: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The places whose documents an epoch's first cycles train on, and where that begins and stops in their splits."""
+    begins = starts(plan, places)
+    reach = np.where(np.isin(places, plan.holes), min(cycles, plan.holes_from), cycles) * plan.seq_len
+    entered = begins < reach
+    places, begins = places[entered], begins[entered]
+    return places, begins, np.minimum(plan.ends[places], reach[entered])
 
 
 def starts(plan: EpochPlan, places: Int64Array) -> Int64Array:

@@ -8,7 +8,7 @@ other: its document is not left out, and padding before it says what an end-of-t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -35,17 +35,18 @@ class Targets:
         return bool(self._per_cycle(epoch)[cycle : cycle + self._schedule.cycles_per_step].any())
 
 
-def describe_holes(plan: EpochPlan, asked: int) -> None:
-    """Log what an epoch leaves out; a warning where it draws none of some documents, which are no holes then.
+def describe_holes(plan: EpochPlan, without: Sequence[int]) -> None:
+    """Log what an epoch leaves out; a warning where documents are in no epoch, as the filter does not keep them.
 
     Args:
         plan: Of the epoch.
-        asked: Documents in `data.without`.
+        without: `data.without`.
     """
     found, (begins, ends) = len(np.unique(plan.order[plan.holes])), plan.hole_spans
-    text = f"holes: {found:,} of {counted(asked, 'document')}, {counted(int((ends - begins).sum()), 'token')}"
-    level = logging.INFO if found == asked else logging.WARNING
-    _log.log(level, "%s, in the order of epoch %d%s", text, plan.epoch, "" if found == asked else "; not the others")
+    text = f"{found:,} of {counted(len(without), 'document')}, {counted(int((ends - begins).sum()), 'token')}"
+    _log.info("holes: %s, in the order of epoch %d", text, plan.epoch)
+    if never := len(without) - len(plan.rows.places_of(without)):
+        _log.warning("data.without names %s that this run's filter does not keep", counted(never, "document"))
 
 
 def targets_per_cycle(plan: EpochPlan) -> Int64Array:

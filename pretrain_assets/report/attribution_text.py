@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 if TYPE_CHECKING:
     from pretrain_assets.forensics.attribution.attribution import Attribution
@@ -28,7 +29,7 @@ def attribution_text(found: Attribution) -> str:
     parts.append(f"{_legend(found)}\n{textwrap.indent(marked(found), '   ')}")
     parts += [_source(place, source, len(found.ids)) for place, source in enumerate(found.sources, 1)]
     parts += [textwrap.fill(f"note: {note}", WIDTH) for note in found.notes]
-    return "\n\n".join(parts)
+    return clean("\n\n".join(parts))
 
 
 def marked(found: Attribution) -> str:
@@ -55,7 +56,7 @@ def _source(place: int, source: Source, num_tokens: int) -> str:
     facts = [f"{source.covered_tokens:,} of {num_tokens:,} tokens word for word"]
     facts += [] if source.bm25 is None else [f"BM25 {source.bm25:.1f}"]
     facts += [] if source.cosine is None else [f"cosine {source.cosine:.3f}"]
-    lines = [f"{place}. id {source.id} ({source.source or '-'}): {', '.join(facts)}", f"   {source.seen.describe()}"]
+    lines = [f"{place}. id {source.id} ({named(source.source)}): {', '.join(facts)}", f"   {source.seen.describe()}"]
     if source.preview is not None:
         lines.append(textwrap.indent(textwrap.fill(source.preview, WIDTH), "   "))
     lines += [f"   - {_match(match)}" for match in source.matches]

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from pretrain_assets.forensics.contamination.contamination import ContaminationInTime, SetInTime
 from pretrain_assets.forensics.contamination.eval_results import Scored, ScoredSet
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 EXCERPT = 50
 """Characters of an excerpt shown."""
@@ -84,7 +85,7 @@ def sightings_text(found: ContaminationInTime, *, tablefmt: str = "simple") -> s
             f"{by_item[one.item].times:,}",
             f"{by_item[one.item].documents:,}",
             f"id {one.document}",
-            one.source or "",
+            named(one.source),
             "" if one.overlap is None else f"{one.overlap:.2f}",
             _cut(one.excerpt or ""),
         ]
@@ -92,7 +93,7 @@ def sightings_text(found: ContaminationInTime, *, tablefmt: str = "simple") -> s
     ]
     left = len(found.items) - len(rows)
     more = f"\n... and {counted(left, 'more item')}; `--limit` shows more, `--json` all." if left else ""
-    return tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt) + more
+    return clean(tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt)) + more
 
 
 def scores_text(scores: Sequence[ScoredSet], *, tablefmt: str = "simple") -> str:
@@ -109,7 +110,7 @@ def scores_text(scores: Sequence[ScoredSet], *, tablefmt: str = "simple") -> str
         for one in scores
         if one.num_unmatched
     ]
-    return "\n\n".join([tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt), *notes])
+    return clean("\n\n".join([tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt), *notes]))
 
 
 def _searched(found: ContaminationInTime) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from pretrain_assets.curate.contamination_report import ContaminationReport
+from pretrain_assets.report.clean import clean, named
 
 EXCERPT, SOURCES = 60, 20
 """Characters of a match, and sources, that are shown."""
@@ -39,7 +40,7 @@ def sets_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str:
 def sources_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str:
     """One line per source with contaminated documents, the most first."""
     some = [one for one in found.sources if one.contaminated]
-    rows = [[one.source, one.rows, one.contaminated, f"{one.contaminated / one.rows:.2%}"] for one in some[:SOURCES]]
+    rows = [[named(one.source), one.rows, one.contaminated, f"{one.contaminated / one.rows:.2%}"] for one in some[:SOURCES]]
     more = f"\n... and {len(some) - SOURCES} more sources" if len(some) > SOURCES else ""
     return _table(rows, ["source", "documents", "contaminated", "share"], tablefmt) + more
 
@@ -49,7 +50,7 @@ def matches_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str
     rows = [
         [
             str(one.id),
-            one.doc_id,
+            named(one.doc_id),
             one.item + (f" (+{one.items - 1})" if one.items > 1 else ""),
             f"{one.overlap:.2f}",
             f"{one.start}-{one.stop}",
@@ -62,7 +63,7 @@ def matches_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str
 
 def _table(rows: list[list[object]] | list[list[str]], headers: list[str], tablefmt: str) -> str:
     plain = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    return tabulate(plain, headers=headers, disable_numparse=True, tablefmt=tablefmt)
+    return clean(tabulate(plain, headers=headers, disable_numparse=True, tablefmt=tablefmt))
 
 
 def _cut(text: str) -> str:

@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from pretrain_assets.forensics.losses.loss_report import MIN_TOKENS, LossDocument, LossReport
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 PREVIEW = 50
 """Characters of a document shown."""
@@ -59,13 +60,14 @@ def documents_text(documents: Sequence[LossDocument], *, tablefmt: str = "simple
             "" if one.held_out_below is None else f"{one.held_out_below:.1%}",
             f"{one.loss_max:.2f}",
             f"{one.tokens:,}",
-            one.source or "",
+            named(one.source),
             one.seen.describe(),
             _cut(one.preview),
         ]
         for one in documents
     ]
-    return tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt, maxcolwidths=[None] * 6 + [40, None])
+    widths = [None] * 6 + [40, None]
+    return clean(tabulate(rows, headers, disable_numparse=True, tablefmt=tablefmt, maxcolwidths=widths))
 
 
 def _numbers(values: Sequence[float | None]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 if TYPE_CHECKING:
     from pretrain_assets.forensics.retrieval.clusters import Clusters
@@ -27,7 +28,7 @@ def neighbours_text(found: NeighboursOf) -> str:
     """The document, then its neighbours, nearest first."""
     seen = f", {found.seen.describe()}" if found.seen else ""
     lines = [
-        f"id {found.id} ({found.source or '-'}){seen}; {found.pin}, {found.method.describe()}",
+        f"id {found.id} ({named(found.source)}){seen}; {found.pin}, {found.method.describe()}",
         textwrap.indent(textwrap.fill(found.preview, WIDTH), "   "),
     ]
     if not found.has_vector:
@@ -37,14 +38,14 @@ def neighbours_text(found: NeighboursOf) -> str:
     for place, near in enumerate(found.neighbours, 1):
         known = ", known to deduplication" if near.known else ""
         seen = f", {near.seen.describe()}" if near.seen else ""
-        lines.append(f"{place}. id {near.id} ({near.source or '-'}), similarity {near.similarity:.4f}{known}{seen}")
+        lines.append(f"{place}. id {near.id} ({named(near.source)}), similarity {near.similarity:.4f}{known}{seen}")
         lines.append(textwrap.indent(textwrap.fill(near.preview, WIDTH), "   "))
-    return "\n".join(lines)
+    return clean("\n".join(lines))
 
 
 def clusters_text(found: Clusters) -> str:
     """What was asked, the curve, the clusters at the threshold, and what deduplication knew."""
-    return "\n\n".join([_head(found), _curve(found), _agreement(found), _clusters(found)])
+    return clean("\n\n".join([_head(found), _curve(found), _agreement(found), _clusters(found)]))
 
 
 def _head(found: Clusters) -> str:
@@ -115,7 +116,7 @@ def _clusters(found: Clusters) -> str:
         alike = f"mean similarity {cluster.mean_similarity:.3f}"
         lines += ["", f"{cluster.size:,} documents, {cluster.flagged:,} of them flagged, {alike}"]
         rows = [
-            [member.id, member.source or "-", "flagged" if member.flagged else "", member.preview[:PREVIEW]]
+            [member.id, named(member.source), "flagged" if member.flagged else "", member.preview[:PREVIEW]]
             for member in cluster.members
         ]
         lines.append(

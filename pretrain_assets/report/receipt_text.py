@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 from pretrain_assets.report.text import megabytes
 from pretrain_assets.table.storage import join
 
@@ -43,15 +44,15 @@ def receipt_text(receipt: Receipt) -> str:
         parts.append("\n".join(_erasure(receipt.erasure)))
     parts += [f"note: {note}" for note in receipt.notes]
     parts.append(f"receipt digest {receipt.digest}")
-    return "\n\n".join(part for part in parts if part)
+    return clean("\n\n".join(part for part in parts if part))
 
 
 def _documents(receipt: Receipt) -> Iterator[str]:
     rows = [
         [
             row.id,
-            row.doc_id or "-",
-            row.source or "-",
+            named(row.doc_id),
+            named(row.source),
             "-" if row.n_tokens is None else f"{row.n_tokens:,}",
             row.ingested,
             row.deleted or "in the table",

@@ -105,15 +105,25 @@ def _blocks_text(blocks: BlocksLoss) -> str:
     rows = [["documents left out", f"{blocks.tokens_left_out:,}", *_losses(blocks.left_out)]]
     if blocks.others:
         rows.append(["the rest of those blocks", f"{blocks.tokens_others:,}", *_losses(blocks.others)])
-    headers = [f"at step {blocks.step:,}, in {counted(blocks.num_blocks, 'block')}", "tokens", "original", "replay", ""]
+    asked = f"{blocks.num_blocks:,} of " if blocks.num_blocks < blocks.num_with_holes else ""
+    where = f"at step {blocks.step:,}, in {asked}{counted(blocks.num_with_holes, 'block')}"
+    headers = [where, "tokens", "original", "replay", ""]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=["left"] + ["right"] * 4)
-    learned = blocks.left_out[1] - blocks.left_out[0]
-    beside = blocks.others[1] - blocks.others[0] if blocks.others else 0.0
-    more = f", which is {learned - beside:.4f} more than on the text beside them" if blocks.others else ""
-    return (
-        f"{table}\nHaving been trained on them makes the loss on the documents left out lower by {learned:.4f}{more}:\n"
-        "counterfactual memorisation, as far as one pair of runs can show it."
+    learned, beside = (round(pair[1] - pair[0], 4) for pair in (blocks.left_out, blocks.others or (0.0, 0.0)))
+    more = f", and on the text beside them {_change(beside)}" if blocks.others else ""
+    verdict = (
+        "counterfactual memorisation, as far as one pair of runs can show it"
+        if learned > max(beside, 0)
+        else "no memorisation shown"
     )
+    return (
+        f"{table}\nHaving been trained on them makes the loss on the documents left out {_change(learned)}{more}:\n"
+        f"{verdict}."
+    )
+
+
+def _change(lower_by: float) -> str:
+    return f"{'lower' if lower_by > 0 else 'higher'} by {abs(lower_by):.4f}" if lower_by else "no different"
 
 
 def _losses(pair: tuple[float, float]) -> list[str]:

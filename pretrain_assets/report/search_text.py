@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 if TYPE_CHECKING:  # forensics needs torch, which takes seconds to import
     from pretrain_assets.forensics.retrieval.search import Found, Hit
@@ -30,7 +31,7 @@ def hits_text(hits: Sequence[Hit], *, mark: bool = False) -> str:
         return "no hits"
     lines = []
     for place, hit in enumerate(hits, 1):
-        lines.append(f"{place}. id {hit.id} ({hit.source}){_scores(hit)}{_seen(hit)}")
+        lines.append(f"{place}. id {hit.id} ({named(hit.source)}){_scores(hit)}{clean(_seen(hit))}")
         lines.append(textwrap.indent(_preview(hit, mark), "   "))
     return "\n".join(lines)
 
@@ -74,6 +75,8 @@ def _seen(hit: Hit) -> str:
 def _preview(hit: Hit, mark: bool) -> str:
     """Wrapped, each new line in the place of one space, so that the marks still fit."""
     text = textwrap.fill(hit.preview, WIDTH, break_long_words=False, break_on_hyphens=False)
-    for start, stop in reversed(hit.matches if mark else ()):
-        text = f"{text[:start]}{BOLD}{text[start:stop]}{PLAIN}{text[stop:]}"
-    return text
+    parts, at = [], 0
+    for start, stop in hit.matches if mark else ():
+        parts += [clean(text[at:start]), BOLD, clean(text[start:stop]), PLAIN]
+        at = stop
+    return "".join([*parts, clean(text[at:])])

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 if TYPE_CHECKING:
     from pretrain_assets.forensics.seen import SeenStep
 
 WIDTH = 60
 """Characters of a document in a line."""
+SOURCE = 40
+"""Characters of a source."""
 
 
 def seen_text(seen: SeenStep) -> str:
@@ -33,7 +36,7 @@ def seen_text(seen: SeenStep) -> str:
             part.span.offset,
             part.span.tokens,
             part.id,
-            part.source or "-",
+            named(part.source, SOURCE),
             "-" if part.score is None else f"{part.score:.4g}",
             part.span.doc_start,
             ("-" if part.text is None else part.text)[:WIDTH],
@@ -48,4 +51,4 @@ def seen_text(seen: SeenStep) -> str:
         parts.append(tabulate(rows, headers=headers, disable_numparse=True, colalign=align))
     if seen.num_parts > len(rows):
         parts.append(f"{len(rows):,} of {seen.num_parts:,} parts; --limit {seen.num_parts} shows all")
-    return "\n\n".join(parts)
+    return clean("\n\n".join(parts))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pretrain_assets.plural import counted
+from pretrain_assets.report.clean import clean, named
 
 if TYPE_CHECKING:
     from pretrain_assets.forensics.subject import Span
@@ -31,16 +32,17 @@ REASONS = {
 def where_text(found: Whereabouts) -> str:
     """The run in one line, then every document."""
     head = f"{found.run}\nstep {found.step:,} of {found.total_steps:,}, {found.pin}"
-    return "\n\n".join([head, *(_document(document, found.step) for document in found.documents)])
+    return clean("\n\n".join([head, *(_document(document, found.step) for document in found.documents)]))
 
 
 def _document(document: Where, step: int) -> str:
     """What is known of one document in a run up to a step."""
     facts = [f"document {document.id}"]
     if document.tokens is not None or document.doc_id is not None:
-        known = [document.doc_id, document.source, None if document.score is None else f"score {document.score:.4g}"]
+        known = [named(name) for name in (document.doc_id, document.source) if name]
+        known += [] if document.score is None else [f"score {document.score:.4g}"]
         length = "not tokenized" if document.tokens is None else counted(document.tokens, "token")
-        facts[0] += f" ({', '.join(filter(None, [*known, length]))})"
+        facts[0] += f" ({', '.join([*known, length])})"
     if document.preview:
         facts.append(textwrap.indent(textwrap.fill(document.preview, WIDTH), "  "))
     facts.append(f"  {_verdict(document, step)}")

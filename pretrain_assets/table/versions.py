@@ -86,9 +86,16 @@ def open_pin(location: Location, pin: Pin) -> lance.LanceDataset:
     """
     try:
         dataset = open_dataset(location, pin.version)
-    except TableError:
-        _require_identity(location, table_id(open_dataset(location)), pin)
-        raise
+    except TableError as error:
+        newest = open_dataset(location)
+        _require_identity(location, table_id(newest), pin)
+        if pin.version >= newest.version or pin.version in (entry["version"] for entry in newest.versions()):
+            raise
+        raise TableError(
+            f"{location.uri} has no version {pin.version} any more: maintenance freed it, so nothing that is pinned to "
+            "it can be asked of this table; a copy from before still can (--database). `pretrain versions` lists what "
+            "is there."
+        ) from error
     _require_identity(location, table_id(dataset), pin)
     return dataset
 

@@ -64,7 +64,7 @@ class Trainer:
         if world.is_main and data.mixture:
             describe_mixture(self.loader.plan(0).ledger()["parts"])
         if world.is_main and data.without:
-            describe_holes(self.loader.plan(data.without_from[0]), len(data.without))
+            describe_holes(self.loader.plan(data.without_from[0]), data.without)
         world.pulse.at("starting")
         self.held_out = HeldOut.of_run(location, spec, world)
         world.pulse.at("starting")

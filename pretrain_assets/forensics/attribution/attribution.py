@@ -7,6 +7,7 @@ it; everything else is shown as what it is, near by words or by vectors, or not 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,22 +17,23 @@ from pretrain_assets.convert import require
 from pretrain_assets.errors import ConfigError, PretrainError, TableError
 from pretrain_assets.forensics.attribution.candidates import by_vectors, by_words, pieces_of
 from pretrain_assets.forensics.attribution.passage import generated, passages_of
-from pretrain_assets.forensics.attribution.sources import Source, documents_of, likely, look, sources_of
-from pretrain_assets.forensics.attribution.trainings import Trainings, parts_of, trainings
+from pretrain_assets.forensics.attribution.sources import Source, likely, look, sources_of
+from pretrain_assets.forensics.attribution.trainings import parts_of, trainings
 from pretrain_assets.forensics.attribution.verbatim import (
     Reading,
+    Rows,
     Run,
     covered,
     read_rows,
     reading,
     resolved,
     rows_with,
-    runs_in,
     union,
 )
 from pretrain_assets.forensics.attribution.verdict import verdict
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.retrieval.rerank import fuse
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.table.query import sql_rows
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.versions import open_pin
@@ -65,8 +67,10 @@ class Span:
     """Where it stands in the text; None where not known."""
     rows: int
     """Rows that hold it."""
+    at_least: bool
+    """Whether it may be in more of them."""
     ids: tuple[int, ...]
-    """Them, or the first ones."""
+    """Them, or some: those first that it was trained on in."""
     times_seen: int
     """How often the checkpoint was trained on all of its tokens in those: over all draws, and all places in a row."""
     first_step: int | None
@@ -166,6 +170,7 @@ def attribute(
 
     require(min_tokens is None or min_tokens >= 1, "min_tokens", min_tokens, "use 1 or more")
     started, pin, data = time.monotonic(), checkpoint.pin, checkpoint.recipe.data
+    location = table_of(checkpoint.run_dir, checkpoint.pin, location)
     dataset = open_pin(location, pin)
     identity = from_dict(TokenizerIdentity, checkpoint.passport["tokenizer"])
     codec = tokenizer_of(identity, tokenizer)
@@ -198,18 +203,19 @@ def attribute(
             f"--exact reads all {in_version['tokens']:,} tokens of version {pin.version}."
         )
     readings = [reading(passage, least=least) for passage in passages]
-    read_rows(dataset, data.token_column, readings, None if exact else scores)
+    trained = trainings(location, checkpoint)
+    read_rows(dataset, data.token_column, readings, trained, None if exact else scores)
     one = max(readings, key=lambda one: int(covered(one, one.runs).sum()))
-    trained = trainings(location, checkpoint, {*scores, *(i for rows in one.runs.values() for i in rows.ids)})
-    seen_runs, unseen_runs = _parted(location, checkpoint, one, trained)
+    seen_runs, unseen_runs = _parted(one)
     inside, outside = covered(one, seen_runs), covered(one, unseen_runs)
     seen_shown, unseen_shown = resolved(one, seen_runs), resolved(one, unseen_runs)
-    parts = parts_of(location, checkpoint, likely(one, [*seen_shown, *unseen_shown]))
-    shared, steps = look(location, checkpoint, one, [*seen_shown, *unseen_shown], parts)
+    shown_rows = {run: rows_with(one, run) for run in (*seen_shown, *unseen_shown)}
+    parts = parts_of(location, checkpoint, likely(one, shown_rows))
+    shared, steps = look(location, checkpoint, one, shown_rows, parts)
 
     def likeliest(i: int) -> tuple[float, ...]:
-        rarest = shared.get(i, 0.0)
-        return (-rarest, -trained.times[i] if rarest else 0, -scores.get(i, 0.0), i)
+        draws = sum(part.doc_start == 0 for part in parts.get(i, ()))  # each begins at the first token
+        return (-shared.get(i, 0.0), -draws if shared.get(i) else 0, -scores.get(i, 0.0), i)
 
     shown = sorted({*shared, *scores}, key=likeliest)[:limit]
     return Attribution(
@@ -231,8 +237,8 @@ def attribute(
         candidates_by_vectors=len(by_cosine),
         covered_tokens=int(inside.sum()),
         covered_unseen_tokens=int((outside & ~inside).sum()),
-        spans=tuple(_span(one, run, codec, steps[run]) for run in seen_shown),
-        unseen_spans=tuple(_span(one, run, codec, []) for run in unseen_shown),
+        spans=tuple(_span(one, run, codec, shown_rows[run], steps[run]) for run in seen_shown),
+        unseen_spans=tuple(_span(one, run, codec, shown_rows[run], Counter()) for run in unseen_shown),
         sources=sources_of(
             location,
             checkpoint,
@@ -240,7 +246,6 @@ def attribute(
             shown,
             codec=codec,
             trained=trained,
-            parts=parts,
             bm25=near(by_words, among=shown) if by_bm25 else {},
             cosine=near(by_vectors, among=shown, model=model) if by_cosine else {},
         ),
@@ -254,20 +259,14 @@ def _ordered(scores: Mapping[int, float]) -> list[int]:
     return sorted(scores, key=lambda i: (-scores[i], i))
 
 
-def _parted(
-    location: Location, checkpoint: Checkpoint, one: Reading, trained: Trainings
-) -> tuple[list[Run], list[Run]]:
+def _parted(one: Reading) -> tuple[list[Run], list[Run]]:
     """The runs that the checkpoint was trained on, and those with a further token that stand in rows only otherwise."""
-    known = [run for run, rows in one.runs.items() if not trained.whole.isdisjoint(rows.ids)]
-    for i, tokens in documents_of(location, checkpoint, trained.begun):
-        known += runs_in(one, tokens[: trained.begun[i]])
-    seen = union(one, known)
+    seen = union(one, [run for run, rows in one.runs.items() if rows.seen])
     inside = covered(one, seen)
     return seen, [run for run in union(one, one.runs) if not inside[run.start : run.stop].all()]
 
 
-def _span(one: Reading, run: Run, codec: Tokenizer, steps: Sequence[int]) -> Span:
-    rows = rows_with(one, run)
+def _span(one: Reading, run: Run, codec: Tokenizer, rows: Rows, steps: Counter[int]) -> Span:
     return Span(
         start=run.start,
         tokens=run.tokens,
@@ -275,7 +274,8 @@ def _span(one: Reading, run: Run, codec: Tokenizer, steps: Sequence[int]) -> Spa
         text=codec.decode(one.passage.ids[run.start : run.stop].tolist()),
         characters=one.passage.span(run.start, run.tokens),
         rows=rows.count,
+        at_least=rows.at_least,
         ids=tuple(rows.ids),
-        times_seen=len(steps),
+        times_seen=steps.total(),
         first_step=min(steps, default=None),
     )

@@ -238,3 +238,32 @@ def longest_runs(made: Any, tokens: Any, least: int) -> Any:
             num_runs += 1
         before = length
     return runs[:num_runs]
+
+
+@compiled
+def places_of(tokens: Any, run: Any) -> Any:
+    """Every place at which a run stands in some tokens, overlapping ones too (Knuth, Morris and Pratt 1977).
+
+    Args:
+        tokens: int32, ids.
+        run: int32, ids, at least one.
+
+    Returns:
+        int64 (places,): index of the run's first token in `tokens`, ascending.
+    """
+    borders, length = np.zeros(len(run), np.int64), 0
+    for at in range(1, len(run)):
+        while length and run[at] != run[length]:
+            length = borders[length - 1]
+        length += run[at] == run[length]
+        borders[at] = length
+    places, num_places = np.empty(max(0, len(tokens) + 1 - len(run)), np.int64), 0
+    length = 0
+    for at in range(len(tokens)):
+        while length and (length == len(run) or tokens[at] != run[length]):
+            length = borders[length - 1]
+        length += tokens[at] == run[length]
+        if length == len(run):
+            places[num_places] = at + 1 - length
+            num_places += 1
+    return places[:num_places]

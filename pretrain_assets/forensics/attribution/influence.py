@@ -20,6 +20,7 @@ from torch.func import functional_call
 from pretrain_assets.convert import require
 from pretrain_assets.forensics.attribution.sources import documents_of
 from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.table.storage import Location
 from pretrain_assets.train.checkpoint import open_checkpoint
 from pretrain_assets.train.model import GPT
@@ -123,7 +124,7 @@ def with_influence(
     eos_id = int(checkpoint.passport["tokenizer"]["eos_id"])
     chosen = {source.id: source for source in found.sources[:most]}
     documents = {}
-    for i, tokens in documents_of(location, checkpoint, chosen):
+    for i, tokens in documents_of(table_of(checkpoint.run_dir, checkpoint.pin, location), checkpoint, chosen):
         matches = chosen[i].matches
         middle = matches[0].document_start + matches[0].tokens // 2 if matches else 0
         documents[i] = _excerpt([eos_id, *tokens.tolist(), eos_id], middle, MOST_BLOCKS * data.seq_len)

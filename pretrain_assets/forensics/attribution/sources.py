@@ -6,21 +6,24 @@ to the run's last token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pretrain_assets.forensics.attribution.automaton import places_of
 from pretrain_assets.forensics.attribution.passage import characters_of
-from pretrain_assets.forensics.attribution.trainings import Trainings, steps_at
+from pretrain_assets.forensics.attribution.trainings import Trainings, parts_of, steps_at
 from pretrain_assets.forensics.attribution.verbatim import (
     Int32s,
     Reading,
+    Rows,
     Run,
     covered,
-    places_of,
     resolved,
-    rows_with,
     runs_in,
     token_batches,
 )
@@ -99,38 +102,40 @@ class Source:
     """What a gradient step on it does to the loss on the text; None where it was not asked."""
 
 
-def likely(one: Reading, shown: Iterable[Run]) -> set[int]:
-    """Rows to look at: those that hold some runs, as far as they are known, and `LOOKED_AT` others with the rarest."""
+def likely(one: Reading, shown: Mapping[Run, Rows]) -> set[int]:
+    """Rows to look at: those known to hold some runs, and `LOOKED_AT` others with the rarest."""
     bits, weights = one.bits, dict[int, float]()
     for run, rows in one.runs.items():
-        for i in rows.ids:
+        for i in {*rows.ids, *rows.seen}:
             weights[i] = weights.get(i, 0.0) + float(bits[run.start : run.stop].sum())
     rarest = islice(sorted(weights, key=lambda i: (-weights[i], i)), LOOKED_AT)
-    return {*rarest, *(i for run in shown for i in rows_with(one, run).ids)}
+    return {*rarest, *(i for rows in shown.values() for i in rows.ids)}
 
 
 def look(
     location: Location,
     checkpoint: Checkpoint,
     one: Reading,
-    shown: Iterable[Run],
+    shown: Mapping[Run, Rows],
     parts: Mapping[int, Sequence[Exposure]],
-) -> tuple[dict[int, float], dict[Run, list[int]]]:
-    """How many bits of the text stand in each of the likely rows, and when some runs were trained on in all of them.
+) -> tuple[dict[int, float], dict[Run, Counter[int]]]:
+    """How many bits of the text stand in each of the likely rows; and the steps that trained on some runs, how often.
 
     Args:
         location: The table.
         checkpoint: Whose version is read.
         one: What was read.
-        shown: The runs.
+        shown: The runs, and the rows in which to look for them.
         parts: What the checkpoint was trained on of the rows that are `likely`.
     """
-    shared, steps = dict[int, float](), {run: list[int]() for run in shown}
-    for i, tokens in documents_of(location, checkpoint, likely(one, steps)):
+    shared, steps = dict[int, float](), {run: Counter[int]() for run in shown}
+    trained = [(run, {i for i in rows.ids if i in parts}) for run, rows in shown.items()]
+    for i, tokens in documents_of(location, checkpoint, likely(one, shown)):
         shared[i] = round(float(one.bits[covered(one, runs_in(one, tokens))].sum()), 6)
-        for run, at in steps.items():
-            for place in places_of(tokens, one.passage.ids[run.start : run.stop]):
-                at += steps_at(parts.get(i, ()), place + run.tokens)
+        for run, ids in trained:
+            if i in ids:
+                places = places_of(tokens, one.passage.ids[run.start : run.stop])
+                steps[run].update(steps_at(parts[i], places + run.tokens))
     return shared, steps
 
 
@@ -142,7 +147,6 @@ def sources_of(
     *,
     codec: Tokenizer,
     trained: Trainings,
-    parts: Mapping[int, Sequence[Exposure]],
     bm25: Mapping[int, float],
     cosine: Mapping[int, float],
 ) -> tuple[Source, ...]:
@@ -151,6 +155,8 @@ def sources_of(
     text_column = making_parameters(field).get("text_column", "text")
     rows = rows_by_id(location, checkpoint.pin, ids, ["doc_id", "source", text_column])
     seen = seen_by(location, pin=checkpoint.pin, recipe=checkpoint.recipe, step=checkpoint.step, ids=ids)
+    parts = parts_of(location, checkpoint, ids)
+    reached = dict(zip(ids, trained.of(np.array(ids, np.int64)).tolist(), strict=True))
     found = {}
     for i, tokens in documents_of(location, checkpoint, ids):
         text = rows[i].get(text_column)
@@ -162,7 +168,7 @@ def sources_of(
             preview=None if text is None else " ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS],
             num_tokens=len(tokens),
             covered_tokens=int(inside.sum()),
-            covered_seen_tokens=int(covered(one, runs_in(one, tokens[: trained.reached(i, len(tokens))])).sum()),
+            covered_seen_tokens=int(covered(one, runs_in(one, tokens[: reached[i]])).sum()),
             bits=float(one.bits[inside].sum()),
             matches=_matches(one, tokens, text or "", codec, parts.get(i, ())),
             bm25=bm25.get(i),
@@ -178,7 +184,7 @@ def _matches(one: Reading, tokens: Int32s, text: str, codec: Tokenizer, parts: S
     for run in resolved(one, runs_in(one, tokens)):
         ids = one.passage.ids[run.start : run.stop]
         places = places_of(tokens, ids)
-        steps = [step for place in places for step in steps_at(parts, place + run.tokens)]
+        steps = steps_at(parts, places + run.tokens)
         matches.append(
             Match(
                 start=run.start,
@@ -186,12 +192,12 @@ def _matches(one: Reading, tokens: Int32s, text: str, codec: Tokenizer, parts: S
                 bits=float(one.bits[run.start : run.stop].sum()),
                 text=codec.decode(ids.tolist()),
                 characters=one.passage.span(run.start, run.tokens),
-                document_start=places[0],
+                document_start=int(places[0]),
                 document_characters=None
                 if characters is None
                 else (int(characters[places[0]]), int(characters[places[0] + run.tokens])),
                 occurrences=len(places),
-                times_seen=len(steps),
+                times_seen=steps.total(),
                 first_step=min(steps, default=None),
             )
         )

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pretrain_assets.forensics.attribution.automaton import BREAK, Automaton, automaton, longest_runs, read
+from pretrain_assets.forensics.attribution.automaton import BREAK, Automaton, automaton, longest_runs, places_of, read
 from pretrain_assets.forensics.attribution.passage import Passage
+from pretrain_assets.forensics.attribution.trainings import Trainings
 
 if TYPE_CHECKING:
     import lance
@@ -26,7 +27,7 @@ Int64s = npt.NDArray[np.int64]
 READ_BYTES = 8 << 20
 """Of token ids in a batch; Lance reads some sixteen of them ahead."""
 ROWS_PER_RUN = 64
-"""Rows that are kept of each run, the first ones; of a run in more of them only their number is known."""
+"""Rows that are kept of each run, the first ones, and as many that it was trained on in; of more, only the number."""
 
 
 class Run(NamedTuple):
@@ -49,8 +50,12 @@ class Rows:
 
     ids: list[int] = field(default_factory=list)
     """The first of them, `ROWS_PER_RUN` at most."""
+    seen: list[int] = field(default_factory=list)
+    """The first of those that it was trained on in, as many at most."""
     count: int = 0
     """All of them."""
+    at_least: bool = False
+    """Whether there may be more than `count`."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -66,7 +71,8 @@ class Reading:
     counts: Int64s
     """How often each different token of the text was read."""
     runs: dict[Run, Rows] = field(default_factory=dict)
-    """The runs that rows hold, each at its first place in the text, none inside a longer one of the same row."""
+    """The runs that rows hold, and that stand in what was trained on of rows, none inside a longer one of the same row;
+    each at its first place in the text."""
     num_rows: int = 0
     """Rows read."""
     num_tokens: int = 0
@@ -84,20 +90,35 @@ class Reading:
         """Whether it is long enough: white space alone, as between columns or verses, says nothing."""
         return bool(self.passage.words[run.stop] - self.passage.words[run.start] >= self.least)
 
-    def add(self, ids: Int64s, tokens: Int32s, offsets: Int64s) -> None:
-        """Look into more rows."""
-        documents, ends, lengths = read(self.automaton, self.counts, tokens, offsets, self.least).T
+    def add(self, ids: Int64s, tokens: Int32s, offsets: Int64s, trained: Int32s | None = None) -> None:
+        """Look into more rows, of which so many tokens each, from the first on, were trained on: none if not given."""
         self.num_rows += len(ids)
         self.num_tokens += len(tokens)
-        words, size = self.passage.words, len(self.passage.ids) + 1
-        long = words[ends + 1] - words[ends + 1 - lengths] >= self.least
-        entries = np.unique(((ends * size + lengths) * len(ids) + documents)[long])  # each run once in each row
-        runs, firsts = np.unique(entries // max(1, len(ids)), return_index=True)
-        for run, places in zip(runs.tolist(), np.split(entries % max(1, len(ids)), firsts)[1:], strict=True):
-            end, length = divmod(run, size)
-            rows = self.runs.setdefault(Run(end + 1 - length, length), Rows())
+        found = read(self.automaton, self.counts, tokens, offsets, self.least)
+        for rows, places in self._noted(found, len(ids)):
             rows.count += len(places)
             rows.ids += ids[places[: ROWS_PER_RUN - len(rows.ids)]].tolist()
+        if trained is None:
+            return
+        whole = trained >= np.diff(offsets)
+        seen = [found[whole[found[:, 0]]]]
+        for place in np.flatnonzero((trained > 0) & ~whole).tolist():  # the last one or two of a split and epoch
+            part = tokens[offsets[place] :][: trained[place]]
+            begun = read(self.automaton, np.zeros_like(self.counts), part, np.array([0, len(part)]), self.least)
+            seen.append(begun + np.array([place, 0, 0]))
+        for rows, places in self._noted(np.concatenate(seen), len(ids)):
+            rows.seen += ids[places[: ROWS_PER_RUN - len(rows.seen)]].tolist()
+
+    def _noted(self, found: Int64s, num_rows: int) -> Iterator[tuple[Rows, Int64s]]:
+        """The runs that `read` found and that count, and at which places of the rows read, each once."""
+        documents, ends, lengths = found.T
+        words, size = self.passage.words, len(self.passage.ids) + 1
+        long = words[ends + 1] - words[ends + 1 - lengths] >= self.least
+        entries = np.unique(((ends * size + lengths) * num_rows + documents)[long])
+        runs, firsts = np.unique(entries // max(1, num_rows), return_index=True)
+        for run, places in zip(runs.tolist(), np.split(entries % max(1, num_rows), firsts)[1:], strict=True):
+            end, length = divmod(run, size)
+            yield self.runs.setdefault(Run(end + 1 - length, length), Rows()), places
 
 
 def reading(passage: Passage, *, least: int) -> Reading:
@@ -107,12 +128,16 @@ def reading(passage: Passage, *, least: int) -> Reading:
 
 
 def read_rows(
-    dataset: lance.LanceDataset, column: str, readings: Sequence[Reading], ids: Iterable[int] | None = None
+    dataset: lance.LanceDataset,
+    column: str,
+    readings: Sequence[Reading],
+    trained: Trainings,
+    ids: Iterable[int] | None = None,
 ) -> None:
     """Look into the tokens of all rows of a version, or of those with some ids."""
     for row_ids, tokens, offsets, without in token_batches(dataset, column, ids):
         for one in readings:
-            one.add(row_ids, tokens, offsets)
+            one.add(row_ids, tokens, offsets, trained.of(row_ids))
             one.without_tokens += without
 
 
@@ -179,21 +204,18 @@ def _longest_free(free: npt.NDArray[np.bool_], run: Run) -> Run:
     return best
 
 
-def places_of(tokens: Int32s, run: Int32s) -> list[int]:
-    """Every place at which a run stands in some tokens, overlapping ones too."""
-    data, wanted, size = tokens.tobytes(), run.tobytes(), tokens.itemsize
-    found, at = [], data.find(wanted)
-    while at >= 0:
-        if at % size == 0:
-            found.append(at // size)
-        at = data.find(wanted, at + 1)
-    return found
-
-
 def rows_with(one: Reading, run: Run) -> Rows:
-    """The rows that hold a run of the text, by all that was read."""
+    """The rows that hold a run of the text, by all that was read: those first that it was trained on in."""
     wanted = one.passage.ids[run.start : run.stop]
-    holders = [rows for there, rows in one.runs.items() if places_of(one.passage.ids[there.start : there.stop], wanted)]
-    ids = sorted({i for rows in holders for i in rows.ids})
-    whole = all(rows.count == len(rows.ids) for rows in holders)
-    return Rows(ids=ids, count=len(ids) if whole else max(rows.count for rows in holders))
+    holders = [
+        rows for there, rows in one.runs.items() if len(places_of(one.passage.ids[there.start : there.stop], wanted))
+    ]
+    seen = {i for rows in holders for i in rows.seen}
+    ids = [*sorted(seen), *sorted({i for rows in holders for i in rows.ids} - seen)]
+    cut = [rows.count for rows in holders if rows.count > len(rows.ids)]  # the same rows may be in several of them
+    return Rows(
+        ids=ids,
+        seen=sorted(seen),
+        count=max([len(ids), *cut]),
+        at_least=bool(cut) and sum(rows.count > 0 for rows in holders) > 1,
+    )

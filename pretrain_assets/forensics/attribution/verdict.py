@@ -39,12 +39,12 @@ def _seen(found: Attribution) -> str:
     head = "Verbatim" if most == total else "Mostly verbatim" if most >= MOSTLY * total else "Verbatim in parts"
     where = f"; {most:,} of them in {_named(best)}, {best.seen.describe()}" if best and most else ""
     span = found.spans[0]
-    rows = "1 row" if span.rows == 1 else f"{span.rows:,} rows"
-    looked_at = "" if span.rows == len(span.ids) else f" (the first {len(span.ids):,} were looked at)"
+    rows = f"{'at least ' if span.at_least else ''}{counted(span.rows, 'row')}"
+    looked_at = "" if span.rows == len(span.ids) else f" in the {len(span.ids):,} of them that were looked at"
     return (
         f"{head}: {found.covered_tokens:,} of {total:,} tokens stand word for word in what the model was trained on, "
         f"in {runs}{where}. The rarest run, {counted(span.tokens, 'token')} from token {span.start:,} on, stands in "
-        f"{rows}{looked_at}, and was trained on {counted(span.times_seen, 'time')}, first at step {span.first_step:,}. "
+        f"{rows}, and was trained on {counted(span.times_seen, 'time')}{looked_at}, first at step {span.first_step:,}. "
         f"({MOSTLY:.0%} of the text in one document is called mostly verbatim.)"
     )
 

@@ -128,7 +128,7 @@ def make_run_card(location: Location, checkpoint: Checkpoint) -> RunCard:
     """Collect what there is to say of a checkpoint.
 
     Args:
-        location: The table, where the run does not name its own.
+        location: The project's table; see `table_of`.
         checkpoint: What the card is of.
 
     Raises:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pretrain_assets.errors import CheckpointError
 from pretrain_assets.forensics.attribution.attribution import Attribution, attribute
+from pretrain_assets.forensics.attribution.sources import Source
 from pretrain_assets.forensics.card.lineage import public
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.table.storage import Location
@@ -54,8 +55,13 @@ def sample_of(
     published = replace(
         found,
         checkpoint=checkpoint.run_dir.rstrip("/").rsplit("/", 1)[-1],
-        sources=tuple(replace(source, source=public(source.source)) for source in found.sources),
+        sources=tuple(_published(source, told) for source in found.sources),
         notes=tuple(map(told, found.notes)),
         seconds=0.0,  # another one each time
     )
     return Sample(prompt=prompt, text=written, attribution=published)
+
+
+def _published(source: Source, told: Callable[[str], str]) -> Source:
+    """A document without places: neither where it is from, nor in the reason why it was not seen."""
+    return replace(source, source=public(source.source), seen=replace(source.seen, reason=told(source.seen.reason)))

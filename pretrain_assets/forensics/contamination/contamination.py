@@ -23,6 +23,7 @@ from pretrain_assets.forensics.contamination.item_documents import (
 )
 from pretrain_assets.forensics.contamination.item_words import Sighting, sightings
 from pretrain_assets.forensics.exposure import schedule_of
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.loader.exposure import totals
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.schema import making_parameters
@@ -150,6 +151,7 @@ def contamination_in_time(
     Raises:
         TableError: no version was searched, there is no such tag, or the set was not searched for.
     """
+    location = table_of(checkpoint.run_dir, checkpoint.pin, location)
     dataset = _searched_version(location, checkpoint, tag)
     parameters = making_parameters(dataset.schema.field("contaminated"))
     record = latest_record(open_dataset(location), STAGE)

@@ -1,8 +1,9 @@
 """The indexes: full text on `text`, and nearest vectors on `embedding` where the table has it. Built once, and after
 every append extended by what is new, both in one version, which carries the tag `indexed-v<N>`.
 
-Invariant: at the version of the newest `indexed` record every live row is in the text index. Vectors that no segment
-covers are fewer than `exact_below`; a search reads them, so that it finds them too.
+Invariant: at the version of the newest `indexed` record every live row is in the text index, but for those that came
+while it was built, which its ledger counts. They, and vectors that no segment covers, of which there are fewer than
+`exact_below`, are read by a search, so that it finds them too.
 
 Vector segments merge as they are written, the newest first, by the rule by which maintenance merges fragments: a vector
 is only indexed again in a segment four times as large. Text segments are merged by maintenance, which plans it together
@@ -42,6 +43,10 @@ UNFINISHED = "unfinished"
 """In the details that a commit carries, which knows what it adds, and not yet how well vectors are found in it. A run
 that was killed then leaves it, and the next one finishes the record.
 """
+MEANWHILE, ROUNDS = "came_meanwhile", 3
+"""Line of the ledger: rows added between the listing of what is new and the commit. They are indexed in a further
+version, so many times at most, and else by the next run.
+"""
 MERGE_FACTOR = 4
 """Newest vector segments become one that is at least this many times the largest of them."""
 
@@ -78,7 +83,13 @@ def build_index(location: Location, config: IndexConfig, *, input_pin: Pin, run_
         leases.enter_context(hold(location, "index"))
         if find_column(open_dataset(location)):  # Lance would commit an index over vectors that were replaced meanwhile
             leases.enter_context(hold(location, "fill embedded"))
-        return _build(location, {**dataclasses.asdict(config), **TOKENIZER}, input_pin, run_id)
+        result = _build(location, {**dataclasses.asdict(config), **TOKENIZER}, input_pin, run_id)
+        for _ in range(ROUNDS - 1):
+            if MEANWHILE not in result.record.ledger:
+                break
+            again = _build(location, result.record.parameters, input_pin, run_id)
+            result = StageResult(record=again.record, changed=True)
+        return result
 
 
 def upkeep(location: Location, *, run_id: str | None = None) -> IndexUpkeep:
@@ -145,12 +156,14 @@ def _build(
     if changed:
         _log.info("indexed: %s of %s rows to index", f"{record.rows:,}", f"{rows:,}")
         dataset = _commit(dataset, column, text, vectors, record, merge)
+    rows, indexed = dataset.count_rows(), segments.rows_indexed(dataset, TEXT)
     known = previous.details.get("vectors", {}) if previous and not (vectors.todo or vectors.removed) else {}
     record = dataclasses.replace(
         record,
         version=dataset.version,
         bytes_added=sum(one.num_bytes for one in _all(dataset) if one.index.uuid not in there),
-        ledger={"in": rows, "indexed": segments.rows_indexed(dataset, TEXT)},
+        rows_total=rows,
+        ledger={"in": rows, "indexed": indexed, **({MEANWHILE: rows - indexed} if indexed < rows else {})},
         details=record.details | (_vector_facts(dataset, column, known) if column else {}),
         seconds=round(time.monotonic() - started, 3),
     )

@@ -40,21 +40,25 @@ class Searchable:
 
     @property
     def missing(self) -> int:
-        """Rows of the pinned version that were deleted before this one."""
-        if self.dataset.version == self.pinned.version:
-            return 0
-        return int(self.pinned.count_rows()) - int(self.dataset.count_rows(self._within))
+        """Rows of the pinned version that were deleted before this one, or before the one that judges."""
+        held = [int(one.count_rows(within(self.pinned))) for one in self._asked if one.version != self.pinned.version]
+        return int(self.pinned.count_rows()) - min(held) if held else 0
+
+    @property
+    def version(self) -> int:
+        """The newest version that is asked: rows deleted before it are not found."""
+        return max(one.version for one in self._asked)
 
     @property
     def without_vectors(self) -> int:
         """Rows of the pinned version whose vectors were never made: no file of their fragment has the column."""
         files = _files(self.dataset, [self.column.name] if self.column else [])
         lacking = [one for one, mine in files.items() if self.column and not mine]
-        return sum(self.dataset.get_fragment(one).count_rows(self._within) for one in lacking)
+        return sum(self.dataset.get_fragment(one).count_rows(within(self.pinned)) for one in lacking)
 
     def rows(self, where: str | None) -> str | None:
         """Predicate, for the version that is searched, of the pinned rows; with `where` where that means the same."""
-        parts = [] if self.dataset.version == self.pinned.version else [self._within]
+        parts = [] if self.dataset.version == self.pinned.version else [within(self.pinned)]
         parts += [f"({where})"] if where and not self._remade(where) else []
         return " AND ".join(parts) or None
 
@@ -68,12 +72,12 @@ class Searchable:
         if not where or not self._remade(where):
             return None
         judge = self.pinned if self.judge is None else self.judge
-        found = judge.scanner(columns=["id"], filter=f"({where}) AND {self._within}").to_table()
+        found = judge.scanner(columns=["id"], filter=f"({where}) AND {within(self.pinned)}").to_table()
         return np.asarray(found["id"], np.int64)
 
     @property
-    def _within(self) -> str:
-        return f"_row_created_at_version <= {self.pinned.version}"
+    def _asked(self) -> list[lance.LanceDataset]:
+        return [self.dataset, *([self.judge] if self.judge is not None else [])]
 
     def _remade(self, where: str) -> bool:
         """Whether a column of a predicate may have other values in the version searched than in the pinned one.
@@ -92,6 +96,11 @@ class Searchable:
             return True
         before, now = _files(self.pinned, names), _files(self.dataset, names)
         return any(now.get(fragment_id) != files for fragment_id, files in before.items())
+
+
+def within(pinned: lance.LanceDataset) -> str:
+    """Predicate, for any version since, of the rows that a pinned one has."""
+    return f"_row_created_at_version <= {pinned.version}"
 
 
 def for_text(location: Location, pin: Pin, *, phrases: bool = False) -> Searchable:

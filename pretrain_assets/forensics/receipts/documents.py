@@ -6,7 +6,6 @@ still known by its id, from the records of deletions and ingests. Nothing is cha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import ConfigError, FilterError, TableError
+from pretrain_assets.forensics.chosen import is_id
 from pretrain_assets.forensics.receipts.copies import SCAN_ROWS, ids_where, related
 from pretrain_assets.forensics.receipts.document_rows import Row, gone_row, shown_rows
 from pretrain_assets.loader.plan import Int64Array, UInt64Array
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-_ID = re.compile("[0-9]{1,18}")
 LISTED = 100
 """Rows that are described one by one, the ones with the smallest ids; of more, the numbers."""
 
@@ -40,7 +39,7 @@ class Asked:
     """Which documents: by one or more of the ways."""
 
     docs: tuple[str, ...] = ()
-    """Ids: a number is the table's `id`, anything else the source's own `doc_id`."""
+    """Ids: a number is the table's `id`, anything else the source's own `doc_id`; see `chosen.is_id`."""
     where: str | None = None
     """SQL predicate; named filters may stand in it."""
     search: str | None = None
@@ -53,16 +52,18 @@ class Asked:
     def __post_init__(self) -> None:
         if not self.docs and self.where is None and self.search is None:
             raise ConfigError("Which documents? Give --doc ID, once or more, --where SQL, or --search TEXT.")
+        if any(number >= 2**63 for number in self.numbers):
+            raise ConfigError(f"--doc {max(self.numbers)} is the id of no row: it has more than 63 bits.")
 
     @property
-    def numbers(self) -> list[str]:
-        """Those of `docs` that may be the table's ids, without leading zeros."""
-        return [str(int(text)) for text in self.docs if _ID.fullmatch(text)]
+    def numbers(self) -> set[int]:
+        """Those of `docs` that are the table's ids."""
+        return {int(text) for text in self.docs if is_id(text)}
 
     @property
     def names(self) -> list[str]:
         """The others of `docs`."""
-        return [text for text in self.docs if not _ID.fullmatch(text)]
+        return [text for text in self.docs if not is_id(text)]
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -185,16 +186,13 @@ def _eras(dataset: lance.LanceDataset) -> list[lance.LanceDataset]:
 
 def _matching(location: Location, eras: Sequence[lance.LanceDataset], asked: Asked, notes: list[str]) -> pa.Table:
     """The rows, each as of the newest version that has it."""
-    numbers, names = asked.numbers, asked.names
-    ids = {int(text) for text in numbers}
+    names = asked.names
+    ids = set(asked.numbers)
     if asked.search is not None:
         ids |= set(_searched(location, asked, notes))
     predicates = [in_list("id", ids)] if ids else []
     predicates += [in_list("doc_id", names)] if names else []
     found = _scan_eras(eras, predicates, asked.where, notes)
-    unknown = sorted(set(numbers) - set(map(str, found["id"].to_pylist()))) if numbers else []
-    if unknown:  # a source may number its documents
-        found = _joined([found, _scan_eras(eras, [in_list("doc_id", unknown)], None, notes)])
     nowhere = set(names) - set(found["doc_id"].to_pylist()) if names else ()
     if nowhere:
         raise TableError(
@@ -207,11 +205,8 @@ def _matching(location: Location, eras: Sequence[lance.LanceDataset], asked: Ask
 def _scan_eras(
     eras: Sequence[lance.LanceDataset], predicates: Sequence[str], where: str | None, notes: list[str]
 ) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts: list[pa.Table] = []
-    for dataset in eras:
+    for at, dataset in enumerate(eras):
         terms = list(predicates)
         if where is not None:
             try:
@@ -222,10 +217,19 @@ def _scan_eras(
                 notes.append(f"rows deleted after version {dataset.version} are not found: it lacks columns of --where")
         if not terms:
             continue
-        part = _scan(dataset, " OR ".join(terms))
-        known = pa.chunked_array([column for old in parts for column in old["id"].chunks], pa.int64())
-        parts.append(part.filter(pc.invert(pc.is_in(part["id"], value_set=known.combine_chunks()))))
+        parts.append(_gone_from(eras[:at], _scan(dataset, " OR ".join(terms))))
     return _joined(parts)
+
+
+def _gone_from(newer: Sequence[lance.LanceDataset], found: pa.Table) -> pa.Table:
+    """Of rows found in a version, those that no newer one has: what these say of the others is what holds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for dataset in newer:
+        there = pa.array(ids_where(dataset, "id", found["id"].combine_chunks()))
+        found = found.filter(pc.invert(pc.is_in(found["id"], value_set=there)))
+    return found
 
 
 def _scan(dataset: lance.LanceDataset, predicate: str) -> pa.Table:
@@ -274,16 +278,13 @@ def _with_copies(eras: Sequence[lance.LanceDataset], found: pa.Table) -> pa.Tabl
 
     parts = [found]
     wanted = pc.unique(found["content_hash"].drop_null()) if "content_hash" in found.column_names else []
-    for dataset in eras if len(wanted) else ():
+    for at, dataset in enumerate(eras if len(wanted) else ()):
         if "content_hash" in dataset.schema.names:
             same = ids_where(dataset, "content_hash", wanted)
-            parts.append(_scan(dataset, in_list("id", same.tolist())))
+            parts.append(_gone_from(eras[:at], _scan(dataset, in_list("id", same.tolist()))))
     return _joined(parts)
 
 
 def _missing_ids(asked: Asked, found: pa.Table) -> list[int]:
-    """Numbers asked for that are the id of no row that is there, nor any row's doc_id."""
-    if not asked.numbers:
-        return []
-    known = {*map(str, found["id"].to_pylist()), *found["doc_id"].to_pylist()}
-    return sorted({int(text) for text in asked.numbers if text not in known})
+    """Numbers asked for that are the id of no row that is there."""
+    return sorted(asked.numbers.difference(found["id"].to_pylist())) if asked.numbers else []

@@ -32,6 +32,8 @@ class BlocksLoss:
     """Step of both checkpoints."""
     num_blocks: int
     """Blocks asked about."""
+    num_with_holes: int
+    """Blocks up to that step that have tokens of documents left out."""
     tokens_left_out: int
     """Tokens predicted in them that are of documents left out."""
     left_out: tuple[float, float]
@@ -53,7 +55,7 @@ def blocks_loss(spec: RunSpec, run_dir: str, schedule: Schedule, before: DataCon
     """
     assert spec.replay is not None
     step = _common_step(spec, run_dir)
-    places = _blocks_with_holes(schedule, step) if step else []
+    places = blocks_with_holes(schedule, step) if step else []
     if step is None or not places:
         return None
     chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, MAX_BLOCKS).astype(int))]
@@ -64,6 +66,7 @@ def blocks_loss(spec: RunSpec, run_dir: str, schedule: Schedule, before: DataCon
     return BlocksLoss(
         step=step,
         num_blocks=len(blocks),
+        num_with_holes=len(places),
         tokens_left_out=had_out.tokens,
         left_out=(had_out.mean, has_out.mean),
         tokens_others=had_rest.tokens,
@@ -87,17 +90,19 @@ def location_of(spec: RunSpec) -> Location:
     return Location(database_uri=spec.database_uri, table_name=spec.table_name)
 
 
-def _blocks_with_holes(schedule: Schedule, last_step: int) -> list[tuple[int, int, int]]:
-    """Epoch, cycle and split of the blocks, up to a step, in which a hole begins; in training order."""
+def blocks_with_holes(schedule: Schedule, last_step: int) -> list[tuple[int, int, int]]:
+    """Epoch, cycle and split of every block of a run, up to a step, that has tokens in holes; in training order."""
     epoch, cycle = schedule.locate(last_step)
     found: list[tuple[int, int, int]] = []
     for e in range(epoch + 1):
         plan = schedule.plan(e)
         stop = cycle + schedule.cycles_per_step if e == epoch else schedule.steps_in(e) * schedule.cycles_per_step
-        cycles = plan.hole_spans[0] // plan.seq_len
-        splits = plan.holes // (len(plan.order) // plan.num_splits)
-        inside = cycles < stop
-        pairs = np.unique(np.stack([cycles[inside], splits[inside]], axis=1), axis=0)
+        begins, ends = plan.hole_spans
+        first, last = begins // plan.seq_len, np.minimum((ends - 1) // plan.seq_len, stop - 1)
+        counts = np.maximum(last - first + 1, 0)
+        cycles = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        splits = np.repeat(plan.holes // (len(plan.order) // plan.num_splits), counts)
+        pairs = np.unique(np.stack([cycles, splits], axis=1), axis=0)
         found += [(e, c, s) for c, s in pairs.tolist()]
     return found
 

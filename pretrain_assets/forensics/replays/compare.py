@@ -90,7 +90,7 @@ def compare(run_dir: str, *, measure: bool = True) -> Comparison:
         measure: Also ask both models about the documents left out, on this machine's CPU.
 
     Raises:
-        ConfigError: the run is no replay, or nothing of it can be compared.
+        ConfigError: the run is no replay, its original is gone, or nothing of it can be compared.
         TableError: the pinned version is gone.
     """
     spec = read_spec(join(run_dir, RUN_NAME))
@@ -147,12 +147,19 @@ def _points(
 
 
 def _data_before(spec: RunSpec) -> DataConfig:
-    """What the original was trained on: the same without holes, or, itself a replay, with fewer."""
+    """What the original was trained on: the same without holes, or, itself a replay, with fewer.
+
+    Raises:
+        ConfigError: it is gone.
+    """
     assert spec.replay is not None
     run_json = join(spec.replay.run_dir, RUN_NAME)
-    if read_file(run_json) is not None:
-        return read_spec(run_json).recipe.data
-    return replace(spec.recipe.data, without=(), without_from=(0, 0))
+    if read_file(run_json) is None:
+        raise ConfigError(
+            f"{spec.run_dir} replays {spec.replay.run_dir}, which is gone (it has no {RUN_NAME}): there is nothing left "
+            "to compare it with. Put the original back where it was; the replay itself is a run like any other."
+        )
+    return read_spec(run_json).recipe.data
 
 
 def _schedule(spec: RunSpec, data: DataConfig) -> Schedule:

@@ -19,6 +19,7 @@ import numpy as np
 
 from pretrain_assets.curate.explain import preview
 from pretrain_assets.curate.filters import checked
+from pretrain_assets.convert import require
 from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.forensics.retrieval.cluster_curve import DECIMALS, GRID, Agreement, Point, Tally
 from pretrain_assets.forensics.retrieval.cluster_rows import Float32Array, Int64Array, Rows, read_rows
@@ -139,12 +140,13 @@ def find_clusters(
         shown: Clusters to look up.
 
     Raises:
-        ConfigError: the threshold is none.
+        ConfigError: the threshold is none, or nobody is to be asked.
         TableError: the table has no vectors.
         FilterError: `where` is not a predicate of the table, or keeps nothing.
     """
     if not GRID[0] <= threshold <= 1:
         raise ConfigError(f"--threshold {threshold:g} is no similarity between {GRID[0]} and 1, such as 0.9")
+    require(sample is None or sample >= 1, "sample", sample, "use 1 or more, or None for all")
     dataset = open_dataset(location)
     column = vector_column(dataset)
     where = where and checked(dataset, where, setting="where")

@@ -13,8 +13,10 @@ from pretrain_assets.curate.explain import preview
 from pretrain_assets.curate.filters import checked
 from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
+from pretrain_assets.forensics.chosen import is_id
 from pretrain_assets.forensics.exposure import SeenBy, seen_by
 from pretrain_assets.forensics.retrieval.vectors import NO_ID, VectorColumn, has_index, nearest, vector_column
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.lookup import rows_by_id
 from pretrain_assets.table.predicate import in_list
@@ -116,6 +118,8 @@ def neighbours_of(
     """
     import numpy as np
 
+    if checkpoint:
+        location = table_of(checkpoint.run_dir, checkpoint.pin, location)
     dataset = open_dataset(location)
     column, pin = vector_column(dataset), Pin(table_id(dataset), dataset.version)
     where = where and checked(dataset, where, setting="where")
@@ -178,7 +182,7 @@ def method_of(dataset: lance.LanceDataset, column: VectorColumn, *, exact: bool)
 
 def _id_of(dataset: lance.LanceDataset, doc: int | str) -> int:
     """The table's id of a document as people name it."""
-    if isinstance(doc, int) or (doc.isascii() and doc.isdigit()):
+    if isinstance(doc, int) or is_id(doc):
         if int(doc) < 1 << 63:
             return int(doc)
         raise _nothing(dataset, doc)

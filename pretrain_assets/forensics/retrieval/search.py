@@ -16,11 +16,12 @@ from pretrain_assets.curate.sql import columns_in
 from pretrain_assets.errors import ConfigError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import SeenBy, schedule_of, seen_by
-from pretrain_assets.forensics.indexes.searchable import Searchable, for_text, for_vectors
+from pretrain_assets.forensics.indexes.searchable import Searchable, for_text, for_vectors, within
 from pretrain_assets.forensics.retrieval.query import TextQuery, parse, preview
 from pretrain_assets.forensics.retrieval.rankings import Ranking, by_model, by_text, by_vector, vector_of
 from pretrain_assets.forensics.retrieval.rerank import fuse
 from pretrain_assets.forensics.retrieval.vectors import encode
+from pretrain_assets.forensics.subject import table_of
 from pretrain_assets.loader.exposure import exposures
 from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
@@ -78,9 +79,10 @@ class Found:
     """The nearest first."""
     searched: dict[str, int]
     """Version whose index or vectors were asked, by ranking."""
+    asked: int
+    """The newest version that was asked anything."""
     missing: int = 0
-    """Rows of the pinned version that were deleted before the version searched, so that no search finds them."""
-
+    """Rows of the pinned version that were deleted before it, so that no search finds them."""
     without_vectors: int = 0
     """Rows of it whose vectors were not made yet, so that no search by vectors finds them."""
 
@@ -94,10 +96,11 @@ class Found:
         of, notes = f"of version {self.pin.version}", []
         if self.without_vectors:
             rows = counted(self.without_vectors, "row")
-            notes.append(f"{rows} {of} have no vector yet: `pretrain embed` makes them.")
+            have = "has" if self.without_vectors == 1 else "have"
+            notes.append(f"{rows} {of} {have} no vector yet: `pretrain embed` makes them.")
         if self.missing:
-            rows, version = counted(self.missing, "row"), max(self.searched.values())
-            notes.append(f"{rows} {of} cannot be searched: deleted since, before version {version}, which is searched.")
+            rows = counted(self.missing, "row")
+            notes.append(f"{rows} {of} cannot be searched: deleted since, before version {self.asked}, which is asked.")
         return notes
 
 
@@ -128,6 +131,7 @@ def search_seen(location: Location, query: str, *, checkpoint: Checkpoint, **how
     Raises:
         ConfigError, FilterError, TableError, ModelError: as `find`.
     """
+    location = table_of(checkpoint.run_dir, checkpoint.pin, location)
     return with_exposures(location, search(location, query, pin=checkpoint.pin, **how), checkpoint)
 
 
@@ -173,10 +177,11 @@ def find(
     if words is None and like is None and (mode == "text" or not query.strip()):
         if where is None:
             raise ConfigError("The query is empty: give one or more words, or only a predicate with --where.")
-        asked_of = open_pin(location, pin) if judge is None else judge
-        within = f"({where}) AND _row_created_at_version <= {pin.version}"
-        rows = asked_of.scanner(columns=["id"], filter=within, limit=limit).to_table()
-        return _found(location, pin, "sql", {"": [(one, 0.0) for one in rows["id"].to_pylist()]}, limit, None, {})
+        pinned = open_pin(location, pin)
+        table = Searchable(dataset=pinned if judge is None else judge, pinned=pinned)
+        rows = table.dataset.scanner(columns=["id"], filter=f"({where}) AND {within(pinned)}", limit=limit).to_table()
+        ranking = [(one, 0.0) for one in rows["id"].to_pylist()]
+        return _found(location, pin, "sql", {"": ranking}, limit, None, {"": table})
     rankings: dict[str, Ranking] = {}
     asked: dict[str, Searchable] = {}
     fused = words is not None and (mode == "hybrid" or like is not None)
@@ -261,7 +266,8 @@ def _found(
         pin=pin,
         mode=mode,
         hits=hits,
-        searched={name: one.dataset.version for name, one in asked.items()},
-        missing=max((one.missing for one in asked.values()), default=0),
+        searched={name: one.dataset.version for name, one in asked.items() if name},
+        asked=max(one.version for one in asked.values()),
+        missing=max(one.missing for one in asked.values()),
         without_vectors=asked["cosine"].without_vectors if "cosine" in asked else 0,
     )

@@ -271,9 +271,24 @@ class Nearest:
         there = np.broadcast_to(ids, similarity.shape)
         if similarity.shape[1] > limit:  # few of many: no need to sort the others
             best = np.argpartition(-similarity, limit - 1, axis=1)[:, :limit]
+            best = _lowest_of_equals(best, similarity, ids)
             there, similarity = np.take_along_axis(there, best, 1), np.take_along_axis(similarity, best, 1)
         there = np.concatenate([self.ids, there], axis=1)
         similarity = np.concatenate([self.similarity, similarity], axis=1)
         order = np.lexsort((there, -similarity), axis=1)[:, :limit]
         self.ids = np.take_along_axis(there, order, 1)
         self.similarity = np.take_along_axis(similarity, order, 1)
+
+
+def _lowest_of_equals(best: Int64Array, similarity: Float32Array, ids: Int64Array) -> Int64Array:
+    """The places of the best of each query, shape (queries, limit), those at the limit made the ones with the lowest
+    ids: where more are as near as the last of them, a partition takes any.
+    """
+    import numpy as np
+
+    last = np.take_along_axis(similarity, best, 1).min(axis=1, keepdims=True)
+    limit = best.shape[1]
+    for query in np.flatnonzero((similarity >= last).sum(axis=1) > limit):
+        nearer, equal = (np.flatnonzero(compare(similarity[query], last[query])) for compare in (np.greater, np.equal))
+        best[query] = [*nearer, *equal[np.argsort(ids[equal], kind="stable")][: limit - len(nearer)]]
+    return best

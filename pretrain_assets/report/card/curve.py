@@ -14,7 +14,8 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from pretrain_assets.forensics.card.run_card import RunCard
-from pretrain_assets.report.card.words import clean, compact, loss
+from pretrain_assets.report.card.words import compact, loss
+from pretrain_assets.report.clean import clean
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 34, 24
 """Room for the axes, in pixels."""

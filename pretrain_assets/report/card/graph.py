@@ -11,7 +11,8 @@ import textwrap
 from markupsafe import Markup, escape
 
 from pretrain_assets.forensics.card.lineage import DataLineage, Edge, Node
-from pretrain_assets.report.card.words import clean, marks_of, rows_of
+from pretrain_assets.report.card.words import marks_of, rows_of
+from pretrain_assets.report.clean import clean
 
 WIDTH, GAP, ROW_GAP = 118, 20, 30
 """Width of a node across the page, and the room between nodes, in pixels."""

@@ -17,6 +17,7 @@ from pretrain_assets.forensics.card.run_card import RunCard
 from pretrain_assets.report.card import words
 from pretrain_assets.report.card.curve import curve_svg
 from pretrain_assets.report.card.graph import graph_svg
+from pretrain_assets.report.clean import clean
 from pretrain_assets.report.contamination_in_time_text import verdict as stands
 from pretrain_assets.report.curation_text import lines_of, percent, readable
 from pretrain_assets.table.lineage import Pin
@@ -107,9 +108,9 @@ def _template() -> jinja2.Template:
 
 def _told(sentence: str) -> Markup:
     """A sentence with what stands between backticks as code."""
-    parts = words.clean(sentence).split("`")
+    parts = clean(sentence).split("`")
     return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts))
 
 
 def _printed(value: Any) -> Any:
-    return words.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

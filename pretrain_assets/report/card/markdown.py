@@ -13,6 +13,7 @@ from tabulate import tabulate
 from pretrain_assets.forensics.card.lineage import DataLineage, Node
 from pretrain_assets.forensics.card.run_card import RunCard
 from pretrain_assets.report.card import words
+from pretrain_assets.report.clean import clean
 from pretrain_assets.report.contamination_in_time_text import verdict as stands
 from pretrain_assets.report.curation_text import lines_of, percent, readable
 from pretrain_assets.table.lineage import Pin
@@ -197,7 +198,7 @@ def _sample(card: RunCard) -> str:
         f"sample stand in it; {_md(source.seen.describe())}. {_md(source.preview or '')}"
         for source in card.sample.attribution.sources
     ]
-    text = _fenced(words.clean(card.sample.prompt + card.sample.text))
+    text = _fenced(clean(card.sample.prompt + card.sample.text))
     return _joined(
         [_md(card.sample.attribution.verdict), text, "\n".join(sources), *map(_told, card.sample.attribution.notes)]
     )
@@ -221,7 +222,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 def _code(text: str) -> str:
     """Text as code, on one line: between more backticks than it has."""
-    line = words.clean(" ".join(text.split())).replace("|", "\\|")
+    line = clean(" ".join(text.split())).replace("|", "\\|")
     runs = [len(run) for run in re.findall("`+", line)]
     fence = "`" * (max(runs, default=0) + 1)
     return f"{fence} {line} {fence}" if runs else f"{fence}{line}{fence}"
@@ -240,7 +241,7 @@ def _told(sentence: str) -> str:
 
 def _md(text: str) -> str:
     """Text that is no markup: what steers is escaped, and so is what markdown and HTML read as theirs."""
-    safe = words.clean(re.sub(r"\s+", " ", text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = clean(re.sub(r"\s+", " ", text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\1", safe)
 
 

@@ -24,16 +24,10 @@ from pretrain_assets.plural import counted
 from pretrain_assets.report.curation_text import readable
 from pretrain_assets.report.text import megabytes
 
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 NAMED, HOLES, CHECKPOINTS = 10, 50, 8
 """Events, documents left out and saved checkpoints that are named one by one."""
 _NOUNS = {"duplicate", "near_duplicate"}
 _COMPACT = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-
-
-def clean(text: str) -> str:
-    r"""Text with control characters, marks of direction and lone surrogates as escapes, such as `\x00` or `\u202e`."""
-    return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def compact(number: float) -> str:
