@@ -11,7 +11,7 @@ import pytest
 from pretrain_assets.config import EmbedConfig, EngineConfig, IndexConfig, MaintainConfig
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import BusyError, ConfigError
-from pretrain_assets.forensics.indexes import recall
+from pretrain_assets.forensics.indexes import index, recall
 from pretrain_assets.forensics.indexes.index import build_index, upkeep
 from pretrain_assets.forensics.indexes.segments import TEXT, VECTORS, segments
 from pretrain_assets.forensics.retrieval.search import search
@@ -22,6 +22,7 @@ from pretrain_assets.table.lease import hold
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
 from pretrain_assets.table.upkeep.maintain import maintain
+from pretrain_assets.table.verify import ledger_closes
 from pretrain_assets.table.versions import heal
 from pretrain_assets_tests.conftest import S3Server
 from pretrain_assets_tests.tables import append, make_table, newest
@@ -59,6 +60,29 @@ def agree(location: Location, limit: int = 10) -> None:
     queries = np.random.default_rng(7).normal(size=(5, column.dims)).astype(np.float32)
     found, due = (nearest(dataset, column, queries, limit=limit, exact=exact) for exact in (False, True))
     assert np.nan_to_num(found.similarity, nan=-2) == pytest.approx(np.nan_to_num(due.similarity, nan=-2), abs=2e-3)
+
+
+def test_rows_that_come_while_it_is_built_are_indexed_too_or_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, commit, coming = make_table(tmp_path, sentences(30, 0)), index.segments.commit, [1]
+
+    def while_rows_arrive(*arguments: Any) -> Any:
+        if coming:
+            append(location, sentences(coming.pop(), 1))
+        return commit(*arguments)
+
+    monkeypatch.setattr(index.segments, "commit", while_rows_arrive)
+    record = indexed(location)
+    assert record.ledger == {"in": 31, "indexed": 31} and record.rows_total == 31
+    assert record.version == open_dataset(location).version == 4  # rows, index, index
+    coming += [7, 5, 3, 2]
+    append(location, sentences(4, 2))
+    record = indexed(location)
+    assert record.ledger == {"in": 45, "indexed": 40, "came_meanwhile": 5} and ledger_closes(record).passed
+    assert "text: 40 of 45 rows" in index_text(record)
+    coming.clear()
+    assert indexed(location).ledger == {"in": 45, "indexed": 45}
 
 
 def test_both_indexes_are_one_version_and_small_appends_are_read(tmp_path: Path, static: str) -> None:

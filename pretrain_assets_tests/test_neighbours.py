@@ -19,6 +19,7 @@ from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.forensics.retrieval.cluster_rows import read_rows
 from pretrain_assets.forensics.retrieval.clusters import find_clusters
 from pretrain_assets.forensics.retrieval.neighbours import neighbours_of
+from pretrain_assets.forensics.retrieval.vectors import Nearest, nearest, vector_column
 from pretrain_assets.report.neighbours_plot import threshold_svg
 from pretrain_assets.report.neighbours_text import clusters_text, neighbours_text
 from pretrain_assets.table.storage import Location, open_dataset
@@ -69,6 +70,20 @@ def test_neighbours_are_the_nearest_others_and_say_what_is_known(plane: Location
     assert [near.id for near in neighbours_of(plane, 0, where="id > 2", limit=9).neighbours] == [3, 4, 5, 6]
     text = neighbours_text(found)
     assert "1. id 1 (test), similarity 1.0000, known to deduplication" in text and "every vector compared" in text
+
+
+def test_of_equals_the_lower_id_comes_first_however_many_there_are(tmp_path: Path) -> None:
+    at = [math.cos(math.radians(one)) for one in range(40)]
+    vectors = [[one, math.sqrt(1 - one * one)] for one in [*at[1:9][::-1], *[1.0] * 90, *at[9:]]]
+    location = with_vectors(tmp_path, vectors)
+    dataset = open_dataset(location)
+    found = nearest(dataset, vector_column(dataset), np.array([[1, 0], [0, 1]], np.float32), limit=95, exact=True)
+    assert found.ids[0].tolist() == [*range(8, 98), 7, 6, 5, 4, 3]
+    assert found.ids[1].tolist() == [*range(len(vectors) - 1, 97, -1), *range(8), *range(8, 8 + 95 - 39)]
+    best = Nearest(1, 3)
+    best.add(np.array([9, 4, 7, 2, 5]), np.full((1, 5), 0.5, np.float32))
+    best.add(np.array([8, 1, 6, 3]), np.array([[0.5, 0.5, 0.6, 0.5]], np.float32))
+    assert best.ids.tolist() == [[6, 1, 2]]
 
 
 def test_documents_without_neighbours_say_why(plane: Location) -> None:
@@ -174,6 +189,8 @@ def test_a_sample_depends_on_ids_and_seed_alone(tmp_path: Path) -> None:
 def test_questions_that_cannot_be_answered(plane: Location, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--threshold 1\.5"):
         find_clusters(plane, threshold=1.5)
+    with pytest.raises(ConfigError, match="sample=0 cannot work"):
+        find_clusters(plane, sample=0)
     with pytest.raises(FilterError, match="keeps none of the 9 rows"):
         find_clusters(plane, where="id > 99")
     with pytest.raises(TableError, match="no column embedding: make it with `pretrain embed"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +43,9 @@ from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.forensics.receipts.absence import Check
 from pretrain_assets.forensics.receipts.documents import Asked, find_documents
 from pretrain_assets.forensics.receipts.erasure import erase
+from pretrain_assets.forensics.receipts.needles import Needles, find_in_bytes
 from pretrain_assets.forensics.receipts.receipt import Receipt, receipt, receipt_of
-from pretrain_assets.forensics.receipts.traces import digests, find_in_bytes, traces_of
+from pretrain_assets.forensics.receipts.traces import digests, traces_of
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.loader import entries
@@ -356,6 +360,47 @@ def test_every_place_that_may_quote_a_document_is_searched(
 _TOKENS = pa.schema([("id", pa.int64()), ("input_ids", pa.list_(pa.int32()))])
 
 
+def test_in_plain_files_every_document_is_looked_for_or_said_not_to_be(location: Location, runs: Path) -> None:
+    append(location, ["cat", "  Zoë said:  this is  the one line   that nobody else has said."])
+    for i, name in enumerate(("a.txt", "b.json.gz", "c.bz2")):
+        opened = {".gz": gzip.open, ".bz2": bz2.open}.get(Path(name).suffix, open)
+        with opened(runs / name, "wt") as file:
+            file.write(json.dumps([" ".join(values(location, "text")[-1].split()), TEXTS[11 + i]], ensure_ascii=i == 1))
+    (runs / "d.gz").write_bytes(b"torn")
+    (runs / "e.zip").write_bytes(b"packed")
+    for number, files in ((11, ["a.txt"]), (13, ["b.json.gz"]), (14, ["c.bz2"]), (32, ["a.txt", "b.json.gz", "c.bz2"])):
+        done = take_out(location, runs, str(number), purge=False)
+        assert [found.split(" ")[0] for found in holding(done)["runs and reports"].found] == files
+    done = take_out(location, runs, purge=True, where="id >= 0")
+    assert done.erasure is not None and done.num_rows == 33 and not done.erasure.done
+    assert len(holding(done)["runs and reports"].found) == 3, "of 33 documents, each is looked for"
+    for name in ("a.txt", "b.json.gz", "c.bz2"):
+        (runs / name).unlink()
+    append(location, ["dog", *TEXTS[:2]])
+    done = take_out(location, runs, purge=True, where="id > 32")
+    assert done.erasure is not None and done.erasure.done and not done.erasure.absence.everywhere
+    (check,) = [check for check in done.erasure.absence.stored if check.unproven]
+    assert "2 of 3 documents" in check.method and "1 of 3 documents: without a phrase" in check.unproven[0]
+    assert "d.gz cannot be unpacked" in check.unproven[1] and "e.zip may be compressed" in check.unproven[2]
+    assert "partly runs and reports" in receipt_text(done) and "NOT PROVEN" in receipt_text(done)
+
+
+def test_a_run_that_begins_meanwhile_is_named_with_what_to_remove(
+    location: Location, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = curate(location)
+    append(location, ["so that the pinned version is not the newest"])
+
+    def begun(*given: Any, **named: Any) -> Any:
+        start_run(runs, location, pin)
+        return delete(*given, **named)
+
+    monkeypatch.setattr("pretrain_assets.forensics.receipts.erasure.delete", begun)
+    check = holding(take_out(location, runs, str(PLANTED)))["older versions"]
+    assert "kept by: run demo-v3-1a2b" in str(check.found), "no tag protects it"
+    assert check.remedy.endswith("; then remove the folder of run demo-v3-1a2b; then this command again")
+
+
 def test_a_file_that_cannot_be_decoded_is_named(location: Location, runs: Path) -> None:
     torn = Path(location.uri) / "data" / "fill-00000000000000aa-000000000.lance"
     torn.write_bytes(b"torn")
@@ -388,12 +433,23 @@ def _says(value: Any) -> bool:
 
 
 def test_bytes_are_found_across_the_border_of_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pretrain_assets.forensics.receipts.traces.PIECE_BYTES", 7)
+    monkeypatch.setattr("pretrain_assets.forensics.receipts.needles.PIECE_BYTES", 7)
     path = tmp_path / "file"
     path.write_bytes(b"....needle....")
     for needles, expected in (([b"needle", b"nothing"], {b"needle"}), ([], set())):
         with path.open("rb") as file:
-            assert find_in_bytes(file, needles) == expected
+            assert find_in_bytes(file, Needles(needles)) == expected
+
+
+def test_thousands_of_needles_are_found_wherever_they_begin() -> None:
+    drawn = np.random.default_rng(0)
+    content = drawn.integers(97, 101, 5_000, np.uint8).tobytes()
+    there = [content[at : at + 8 + at % 40] for at in range(0, 5_000 - 48, 7)]
+    others = [drawn.integers(97, 101, 30, np.uint8).tobytes() for _ in range(2_000)]
+    needles = Needles([*there, content[-8:], content[:5], *others, *(needle + b"." for needle in there)])
+    assert needles.found_in(content) == {needle for needle in needles.all if needle in content} >= {*there}
+    assert needles.without(there).found_in(content) == needles.found_in(content) - {*there}
+    assert needles.found_in(b"") == Needles([]).found_in(content) == set()
 
 
 def test_what_other_rows_have_too_is_no_trace(tmp_path: Path) -> None:
@@ -638,6 +694,45 @@ def test_the_command(home: Path, location: Location, runs: Path) -> None:
     release(location, "run.demo-v3-1a2b", pinned_by_runs={})
     assert pretrain("--doc", str(PLANTED), "--delete", "--purge", "--yes").exit_code == 0
     assert to_dict(RECIPE)["name"] == "demo" and latest_record(open_dataset(location), "deleted") is not None
+
+
+def test_history_is_freed_only_of_what_was_asked_for_and_found(home: Path, location: Location) -> None:
+    append(location, ["more"])
+    assert pretrain("--doc", str(PLANTED), "--delete", "--purge", answer="n\n").exit_code == 1
+    nothing = pretrain("--where", "text IS NULL", "--delete", "--purge", "--yes")
+    assert nothing.exit_code == 1 and "Nothing was deleted and nothing freed" in str(nothing.exception)
+    assert _versions(location) == [1, 2]
+    assert pretrain("--doc", str(PLANTED), "--delete", "--yes").exit_code == 0
+    assert pretrain("--doc", str(PLANTED), "--delete", "--purge", answer="n\n").exit_code == 1
+    assert _versions(location) == [1, 2, 3], "asked before history is freed, although no row is deleted any more"
+    assert pretrain("--doc", str(PLANTED), "--delete", "--purge", answer="y\n").exit_code == 0
+    append(location, ["one"])
+    append(location, ["two"])
+    before = _versions(location)
+    again = pretrain("--doc", str(PLANTED), "--delete", "--purge", "--yes")
+    assert again.exit_code == 0 and _versions(location) == before, "nothing holds it"
+    assert "nothing to free" in again.stdout and "1 of 1 document: known by id only" in again.stdout
+    (Path(location.uri) / "data" / "fill-0123456789abcdef-000000000.lance").write_bytes(_file_with(PLANTED))
+    assert pretrain("--doc", str(PLANTED), "--delete", "--purge", "--yes").exit_code == 0
+    assert not list(Path(location.uri).glob("data/fill-*")), "a file of no version had it"
+
+
+def _versions(location: Location) -> list[int]:
+    return [int(entry["version"]) for entry in open_dataset(location).versions()]
+
+
+def _file_with(row: int) -> bytes:
+    """A data file with one row, as a killed fill leaves it."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.table({"id": [row], "input_ids": [[1, 2]]}, schema=_TOKENS)
+        lance.write_dataset(table, folder)
+        return next(Path(folder).glob("data/*.lance")).read_bytes()
+
+
+def test_hits_of_a_search_are_not_deleted_unseen(home: Path, location: Location) -> None:
+    build_index(location, IndexConfig(), input_pin=curate(location))
+    refused = pretrain("--search", "xyzzysecret", "--delete", "--yes")
+    assert isinstance(refused.exception, ConfigError) and len(values(location, "id")) == 31, "done twice, others went"
 
 
 @pytest.mark.slow

@@ -451,7 +451,7 @@ def test_the_comparison_and_its_pictures(corpus, trained, original):
         shutil.rmtree(checkpoint.checkpoint_uri(original.run_dir, step))
     assert compare(plan.run_dir) == dataclasses.replace(found, blocks=None)
     shutil.rmtree(original.run_dir)
-    with pytest.raises(ConfigError, match="which is gone .* the replay itself is a run like any other"):
+    with pytest.raises(ConfigError, match=r"which is gone .* the replay itself is a run like any other"):
         compare(plan.run_dir)
 
 
@@ -490,7 +490,11 @@ def test_the_verb_says_what_it_would_do_and_compares(corpus, trained, original, 
     [
         ((2.0, 2.5), (3.0, 3.1), r"lower by 0.5000, and on the text beside them lower by 0.1000:\ncounterfactual memo"),
         ((2.0, 2.5), None, r"left out lower by 0.5000:\ncounterfactual memo"),
-        ((2.0, 2.1), (3.0, 3.2), r"lower by 0.1000, and on the text beside them lower by 0.2000:\nno memorisation shown"),
+        (
+            (2.0, 2.1),
+            (3.0, 3.2),
+            r"lower by 0.1000, and on the text beside them lower by 0.2000:\nno memorisation shown",
+        ),
         ((2.0, 1.9), (3.0, 2.8), r"higher by 0.1000, and on the text beside them higher by 0.2000:\nno memorisation"),
         ((2.0, 2.0), (3.0, 3.0), r"no different, and on the text beside them no different:\nno memorisation shown"),
     ],

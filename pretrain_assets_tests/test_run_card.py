@@ -30,6 +30,7 @@ from pretrain_assets.curate.masking import mask
 from pretrain_assets.forensics.card.history import MAX_POINTS, history_of
 from pretrain_assets.forensics.card.lineage import public
 from pretrain_assets.forensics.card.run_card import RunCard, make_run_card
+from pretrain_assets.forensics.card.sample import sample_of
 from pretrain_assets.forensics.checkpoints import find_checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.ingest.append import ingest
@@ -150,6 +151,17 @@ def test_the_facts_agree_with_each_other_and_with_the_plan(project: Project, car
     assert found == {times: often.count(times) for times in set(often)}
     assert card.ledger.gaps == () and {source.license for source in card.sources} == {"L0", "L1"}
     assert card.missing.keys() == {"contamination"} and "pretrain decontaminate" in card.missing["contamination"]
+
+
+def test_no_reason_of_the_sample_names_a_private_place(project: Project) -> None:
+    found = find_checkpoint(None, str(project.runs))
+    recipe = {**found.passport["recipe"], "data": {**found.passport["recipe"]["data"], "filter": "source = 'wiki|pedia'"}}
+    nothing = dataclasses.replace(found, passport={**found.passport, "recipe": recipe})
+    result = {"step": 40, "sample": f"Once {TEXTS[3]}"}
+    sample = sample_of(project.location, nothing, result, public)
+    reasons = [source.seen.reason for source in sample.attribution.sources]
+    assert any("(source is secret)" in reason for reason in reasons)
+    assert "/home" not in json.dumps(dataclasses.asdict(sample)) + sample.attribution.verdict
 
 
 def test_the_lineage_is_a_graph_from_the_files_to_the_checkpoint(card: RunCard) -> None:

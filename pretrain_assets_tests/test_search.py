@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pretrain_assets import recipes
 from pretrain_assets.cli import cli
 from pretrain_assets.config import (
+    DedupConfig,
     EmbedConfig,
     EngineConfig,
     IndexConfig,
@@ -22,6 +23,7 @@ from pretrain_assets.config import (
     override,
     to_dict,
 )
+from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import ConfigError, FilterError, ModelError, TableError
 from pretrain_assets.forensics.checkpoints import Checkpoint
@@ -157,6 +159,30 @@ def test_rows_deleted_since_are_searched_in_the_version_before_or_counted(corpus
     found = find(location, "france", pin=pin)
     assert set(ids(found.hits)) == {0, 2} and found.missing == 1
     assert "1 row of version 1 cannot be searched" in found.notes[0]
+
+
+def test_rows_that_the_judge_of_a_predicate_lost_are_counted(corpus: tuple[Location, Pin]) -> None:
+    location, pin = corpus
+    delete(location, Request(ids=(1,)))
+    made = dedup(location, DedupConfig(), input_pin=newest(location)).pin.version
+    for query in ("", "france"):
+        found = find(location, query, pin=pin, where="(is_dup OR NOT is_dup) AND id < 3")
+        assert set(ids(found.hits)) == {0, 2} and found.missing == 1
+        assert found.notes == [
+            f"1 row of version 1 cannot be searched: deleted since, before version {made}, which is asked."
+        ]
+    assert find(location, "", pin=pin, where="id < 3").missing == 0, "the pinned version judges, and has all rows"
+
+
+def test_what_steers_a_terminal_is_shown_and_a_source_takes_one_line(tmp_path: Path) -> None:
+    location = make_table(tmp_path, ["Rise \x1b]0;pwned\x07 \u202eking"], source=["a\nb\x1b[2J" + "c" * 3_000])
+    pin = newest(location)
+    indexed(location)
+    text = hits_text(search(location, "king pwned", pin=pin), mark=True)
+    assert "\\x1b]0;\x1b[1mpwned\x1b[0m" in text and "\\u202e\x1b[1mking\x1b[0m" in text
+    assert text.count("\x1b") == 4 and not set("\x07\u202e") & set(text)
+    head = text.splitlines()[0]
+    assert head.startswith("1. id 0 (a b\\x1b[2Jcc") and "c...c" in head and len(head) < 120
 
 
 def test_where_means_what_it_meant_at_the_pin(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.ledger import ledger_of
 from pretrain_assets.forensics.seen import SeenStep, seen_at
 from pretrain_assets.forensics.where import where
+from pretrain_assets.forensics.why import why_outside
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.launch.local import torchrun_argv
@@ -295,18 +296,27 @@ def test_every_document_has_its_places_or_a_reason_that_is_true(project: RunSpec
     assert ranks == {(step, split): split // 2 if step < 4 else split for step, split in ranks}
 
 
+def test_a_reason_shows_no_tokens_and_no_long_value(project: RunSpec) -> None:
+    location, pin = asked(project)["location"], Pin.parse(project.pin)
+    data = override(project.recipe, {"data.filter": "array_length(input_ids) < 2 AND length(text) < 1"}).data
+    why = why_outside(location, pin, data, [3])[3]
+    assert why.text == "left out by term 1 of the filter, 'array_length(input_ids) < 2'" and why.facts["values"] == {}
+
+
 def test_a_step_has_its_ranks_blocks_and_the_text_of_every_part(project: RunSpec) -> None:
     texts = open_dataset(asked(project)["location"], 5).to_table(columns=["id", "text"]).to_pylist()
     text = {row["id"]: row["text"] for row in texts}
-    whole = seen_at(None, 2, limit=None, **asked(project))
+    whole = seen_at(None, 2, limit=None, whole=True, **asked(project))
     assert (whole.ranks, whole.done, whole.num_parts, len(whole.blocks)) == (2, True, len(whole.parts), 16)
     for part in whole.parts:  # a token is a byte here, and the end of text the one after the last
         start, stop = part.span.doc_start, part.span.doc_start + part.span.tokens
-        assert part.is_decoded and part.text == text[part.id][start:stop].strip()
+        assert part.is_decoded and part.text == text[part.id][start:stop]
         assert part.span.rank == part.span.split // 2 and str(part.doc_id).partition("#")[0] in (
             "one.jsonl",
             "two.jsonl",
         )
+    begins = [part.text for part in seen_at(None, 2, limit=None, **asked(project)).parts]
+    assert begins == [" ".join(str(part.text).split())[:200] for part in whole.parts]
     second = seen_at(None, 2, rank=1, limit=None, **asked(project))
     assert second.parts == tuple(part for part in whole.parts if part.span.rank == 1) and len(second.blocks) == 8
     four = seen_at(None, 2, rank=1, ranks=4, limit=None, **asked(project))

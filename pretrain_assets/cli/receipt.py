@@ -19,7 +19,7 @@ from pretrain_assets.plural import counted
 
 
 @click.command()
-@click.option("--doc", "docs", multiple=True, metavar="ID", help="The table's id (a number), or the source's doc_id.")
+@click.option("--doc", "docs", multiple=True, metavar="ID", help="The table's id (always, if a number), or a doc_id.")
 @click.option("--where", help="Rows that satisfy this SQL predicate; named filters may stand in it.")
 @click.option("--search", "words", help="The best hits of the full-text index for these words.")
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Hits of --search.")
@@ -52,6 +52,9 @@ def receipt(
     --delete makes a version without them, and searches everything for what is left. --purge also frees the older
     versions, rewrites data files and indexes, and removes the unfinished work of killed stages. What a run or a
     person pins stays until it is released: the receipt lists it, with the command, and the exit code is 1.
+
+    A number is the table's id and nothing else: a source's own doc_id that looks so is asked for by
+    --where "doc_id = '3'".
     """
     from pretrain_assets.forensics.receipts.documents import Asked, find_documents
     from pretrain_assets.forensics.receipts.erasure import erase
@@ -70,8 +73,10 @@ def receipt(
     if ids:
         ids.write_text("".join(f"{row}\n" for row in documents.ids))
     if deletes:
-        if found.num_there and not yes:
-            _confirm(receipt_text(found), counted(found.num_there, "document"), by_search=words is not None)
+        if words is not None and (yes or not sys.stdin.isatty()):
+            raise ConfigError("Hits of a search, and of the next one others: go on with --doc ID for those meant.")
+        if not yes and (found.num_there or (purge and found.num_rows)):
+            _confirm(receipt_text(found), counted(found.num_there, "document"), purge=purge)
         found = erase(location, runs, documents, found, purge=purge, project=str(project.home()))
     if output:
         output.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -80,11 +85,10 @@ def receipt(
         sys.exit(1)
 
 
-def _confirm(shown: str, number: str, *, by_search: bool) -> None:
+def _confirm(shown: str, number: str, *, purge: bool) -> None:
     click.echo(shown, err=True)
-    if by_search and not sys.stdin.isatty():
-        raise ConfigError("These are hits of a search: go on with --doc ID for those that are meant, or with --yes.")
-    click.confirm(f"Delete {number}?", abort=True, err=True)
+    more = ", and free every older version that nothing pins" if purge else ""
+    click.confirm(f"Delete {number}{more}?", abort=True, err=True)
 
 
 VERBS = (receipt,)

@@ -59,6 +59,7 @@ def seen(
         ranks=ranks,
         block=block,
         limit=limit or (None if json_output else SHOWN_PARTS),
+        whole=json_output,
         tokenizer=tokenizer,
     )
     click.echo(json.dumps(asdict(found), indent=2, ensure_ascii=False) if json_output else seen_text(found))

@@ -18,6 +18,7 @@ from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.lineage import lineage_of
 from pretrain_assets.forensics.subject import table_of
+from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.storage import Location
 from pretrain_assets.table.verify import ledger_closes
@@ -37,7 +38,8 @@ class Account:
     """What came in and what became of it, in one unit."""
 
     unit: str
-    """`rows`, `tokens` (ends of text included), `tokens of text` (without), or `places in blocks`."""
+    """`rows`, `tokens` (ends of text included), `tokens of text` (without), `places in blocks`, or `documents`: those
+    that the order holds, as often as it does."""
     came: dict[str, int]
     """What came in, by name."""
     went: dict[str, int]
@@ -163,7 +165,8 @@ def _filter(kept: Funnel, data: DataConfig) -> Section:
 def _epochs(location: Location, checkpoint: Checkpoint, kept: Funnel) -> Iterator[Section]:
     """Every epoch of the passport, and the parts of its mixture."""
     passport, step = checkpoint.passport, checkpoint.step
-    plans = schedule_of(location, checkpoint.pin, checkpoint.recipe).ledgers(step)
+    schedule = schedule_of(location, checkpoint.pin, checkpoint.recipe)
+    plans = schedule.ledgers(step)
     entered = {"rows": kept.kept.rows, "tokens": kept.kept.amount + kept.kept.rows}
     for epoch in dict.fromkeys([*plans, *passport["ledger"]]):
         lines = passport["ledger"].get(epoch, {})
@@ -180,9 +183,20 @@ def _epochs(location: Location, checkpoint: Checkpoint, kept: Funnel) -> Iterato
             came={f"{blocks:,} blocks": blocks * passport["seq_len"]},
             went={name: lines.get(f"tokens_{name}", 0) for name in ("trained", "in_holes", "padded")},
         )
-        yield _section(f"epoch {epoch}", f"up to step {step}", [*_accounts(lines), places], gaps)
+        accounts = [*_accounts(lines), places, *([_documents(schedule, int(epoch), step)] if epoch in plans else [])]
+        yield _section(f"epoch {epoch}", f"up to step {step}", accounts, gaps)
         for part, of_part in lines.get("parts", {}).items():
             yield _section(f"epoch {epoch}, part {part}", f"up to step {step}", _accounts(of_part))
+
+
+def _documents(schedule: Schedule, epoch: int, last_step: int) -> Account:
+    """What became of the documents in an epoch's order, up to a step."""
+    plan, (last_epoch, cycle) = schedule.plan(epoch), schedule.locate(last_step)
+    steps = schedule.steps_in(epoch) if epoch < last_epoch else cycle // schedule.cycles_per_step + 1
+    there = plan.position(steps * schedule.cycles_per_step)
+    reached, begun = int(there.docs_consumed.sum()), int((there.tail_tokens > 0).sum())
+    went = {"read to their end": reached - begun, "read in part": begun, "not_reached": len(plan.order) - reached}
+    return Account(unit="documents", came={"in": len(plan.order)}, went=went)
 
 
 def _accounts(lines: Mapping[str, Any]) -> Iterator[Account]:

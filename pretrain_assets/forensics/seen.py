@@ -43,7 +43,7 @@ class SeenPart:
     span: Span
     """Where the part lies, and how many tokens it has."""
     text: str | None
-    """How the part begins, decoded from its tokens; of the document, where `is_decoded` is false."""
+    """The part (or how it begins), decoded from its tokens; how the document begins, where `is_decoded` is false."""
     is_decoded: bool
     """Whether `text` is of the part itself: false where the tokenizer is not to be had."""
 
@@ -90,6 +90,7 @@ def seen_at(
     ranks: int | None = None,
     block: int | None = None,
     limit: int | None = 20,
+    whole: bool = False,
     tokenizer: str | None = None,
 ) -> SeenStep:
     """The documents that a run saw (or, ahead of it, will see) at a step.
@@ -103,6 +104,7 @@ def seen_at(
         ranks: Number of ranks; None: as many as made the step, by the run's metrics.
         block: Only this block of the step, by its number in the epoch.
         limit: Parts of documents to look up; None: all.
+        whole: The text of each part as it stands, instead of how it begins in one line.
         tokenizer: Place of the tokenizer, as for `tokenizer_of`.
 
     Raises:
@@ -132,7 +134,7 @@ def seen_at(
         tokens_padded=len(blocks) * recipe.data.seq_len - tokens,
         num_documents=len({exposure.doc_id for exposure in exposures}),
         num_parts=len(exposures),
-        parts=tuple(_parts(subject, exposures[:limit], tokenizer)),
+        parts=tuple(_parts(subject, exposures[:limit], tokenizer, whole)),
     )
 
 
@@ -167,11 +169,11 @@ def _blocks(subject: Subject, step: int, cycle: int, rank: int | None, block: in
     return dict.fromkeys(mine)
 
 
-def _parts(subject: Subject, exposures: Sequence[Exposure], place: str | None) -> Iterator[SeenPart]:
+def _parts(subject: Subject, exposures: Sequence[Exposure], place: str | None, whole: bool) -> Iterator[SeenPart]:
     """Look the documents up, and decode their parts."""
     ids = [exposure.doc_id for exposure in exposures]
     rows = rows_by_id(subject.location, subject.pin, ids, ["doc_id", "source", "score", "text"])
-    texts = _decoded(subject, exposures, place)
+    texts = _decoded(subject, exposures, place, None if whole else PREVIEW_TOKENS)
     for exposure in exposures:
         row: Mapping[str, Any] = rows.get(exposure.doc_id, {})
         begins = preview(row["text"]) if "text" in row else None
@@ -181,13 +183,15 @@ def _parts(subject: Subject, exposures: Sequence[Exposure], place: str | None) -
             source=row.get("source"),
             score=shown(row.get("score")),
             span=subject.span(exposure),
-            text=preview(next(texts)) if texts else begins,
+            text=begins if texts is None else next(texts) if whole else preview(next(texts)),
             is_decoded=texts is not None,
         )
 
 
-def _decoded(subject: Subject, exposures: Sequence[Exposure], place: str | None) -> Iterator[str] | None:
-    """How each part begins, in order; None without the tokenizer."""
+def _decoded(
+    subject: Subject, exposures: Sequence[Exposure], place: str | None, most_tokens: int | None
+) -> Iterator[str] | None:
+    """The first tokens of each part as text, in order; None without the tokenizer."""
     try:
         codec = tokenizer_of(subject.tokenizer, place)
     except TokenizerError as error:
@@ -201,7 +205,7 @@ def _decoded(subject: Subject, exposures: Sequence[Exposure], place: str | None)
     lists = dict(zip(table["id"].to_pylist(), table[column], strict=True))  # Arrow's, of which a part is looked at
 
     def tokens(exposure: Exposure) -> list[int]:
-        count = min(exposure.tokens, PREVIEW_TOKENS)
+        count = min(exposure.tokens, most_tokens or exposure.tokens)
         found: list[int] = lists[exposure.doc_id].values.slice(exposure.doc_start, count).to_pylist()
         return found
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WIDTH = 60
 """Characters of a line's name."""
+UNITS = {"tokens": "tokens, with ends of text"}
+"""Units that say more of themselves in print."""
 
 
 def ledger_text(ledger: RunLedger) -> str:
@@ -36,7 +38,10 @@ def _section(section: Section) -> str:
         if any(counts):
             rows.append([f"{way:<3}  {_plain(name)}", *("" if count is None else f"{count:,}" for count in counts)])
     closes = "closes" if not section.gaps else "DOES NOT CLOSE: " + "; ".join(section.gaps)
-    headers = [f"{section.name} ({_cut(section.detail)})", *(account.unit for account in accounts)]
+    headers = [
+        f"{section.name} ({_cut(section.detail)})",
+        *(UNITS.get(account.unit, account.unit) for account in accounts),
+    ]
     align = ["left", *("right" for _ in accounts)]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=align if rows else None)
     return f"{table}\n{closes}"

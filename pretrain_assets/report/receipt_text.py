@@ -171,6 +171,8 @@ def _erasure(done: Erasure) -> Iterator[str]:
     if done.purged and done.bytes_before is not None and done.bytes_after is not None:
         freed = ", ".join(f"v{version}" for version in done.versions_freed) or "none"
         yield (f"storage {megabytes(done.bytes_before)} -> {megabytes(done.bytes_after)}; versions freed: {freed}")
+    elif done.purged:
+        yield "nothing to free: no version and no file of the table has any of them"
     yield from (f"keeps its version: {one}, then this command again" for one in done.waiting)
     yield ""
     yield "absence from the newest version"
@@ -182,6 +184,8 @@ def _erasure(done: Erasure) -> Iterator[str]:
     yield ""
     if done.absence.everywhere:
         yield "ABSENT: no query gives any of them, and nothing that was searched holds any of them"
+    elif done.absence.nothing_found:
+        yield "NOT FOUND: no query gives any of them, and nothing holds what could be looked for; NOT PROVEN: see above"
     elif done.absence.in_newest:
         then = "" if done.purged else "; --purge frees what nothing pins"
         yield f"ABSENT from the newest version; STILL HELD by what is named above{then}"
@@ -191,12 +195,15 @@ def _erasure(done: Erasure) -> Iterator[str]:
 
 def _checks(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
-        yield textwrap.fill(
-            f"{'FOUND ' if check.found else 'absent'} {check.place}: {check.method}", WIDTH, subsequent_indent="       "
-        )
+        answer = "FOUND " if check.found else "partly" if check.unproven else "absent"
+        yield textwrap.fill(f"{answer} {check.place}: {check.method}", WIDTH, subsequent_indent="       ")
         for found in check.found[:SHOWN]:
             yield textwrap.fill(f"  - {found}", WIDTH, initial_indent="     ", subsequent_indent="         ")
         if len(check.found) > SHOWN:
             yield f"       - and {len(check.found) - SHOWN:,} more"
         if check.found:
             yield textwrap.fill(check.remedy, WIDTH, initial_indent="       -> ", subsequent_indent="          ")
+        for one in check.unproven[:SHOWN]:
+            yield textwrap.fill(f"not proven: {one}", WIDTH, initial_indent="       ", subsequent_indent="         ")
+        if len(check.unproven) > SHOWN:
+            yield f"       not proven: and {len(check.unproven) - SHOWN:,} more"

@@ -41,8 +41,9 @@ class Searchable:
     @property
     def missing(self) -> int:
         """Rows of the pinned version that were deleted before this one, or before the one that judges."""
-        held = [int(one.count_rows(within(self.pinned))) for one in self._asked if one.version != self.pinned.version]
-        return int(self.pinned.count_rows()) - min(held) if held else 0
+        later = [one for one in self._asked if one.version != self.pinned.version]
+        held = min((int(one.count_rows(within(self.pinned))) for one in later), default=None)
+        return 0 if held is None else int(self.pinned.count_rows()) - held
 
     @property
     def version(self) -> int:

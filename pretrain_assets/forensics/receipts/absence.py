@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from pretrain_assets.config import MaintainConfig
 from pretrain_assets.forensics.receipts.documents import Documents
+from pretrain_assets.forensics.receipts.needles import is_in
 from pretrain_assets.forensics.receipts.storage_search import cached_copies, search_folder
-from pretrain_assets.forensics.receipts.traces import READ_ROWS, Traces, held_in, is_in
+from pretrain_assets.forensics.receipts.traces import PHRASE_CHARS, READ_ROWS, Traces
 from pretrain_assets.loader.plan import Int64Array
 from pretrain_assets.plural import counted
 from pretrain_assets.table.storage import Location, filesystem, open_dataset
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = (".safetensors",)
 """Endings of files that hold no text: what a model has learnt of a document cannot be searched for."""
+ASKED = 64
+"""Phrases that an index is asked for, at most, spread evenly."""
 HITS = 20
 """Answers of an index to each phrase."""
 UNFINISHED = "pretrain maintain --keep-unfinished 0s"
@@ -42,6 +45,8 @@ class Check:
     """What still holds one of the documents; empty: none does."""
     remedy: str = ""
     """What to do about it."""
+    unproven: tuple[str, ...] = ()
+    """What could not be looked for, or into; empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +66,14 @@ class Absence:
         return not any(check.found for check in self.newest)
 
     @property
-    def everywhere(self) -> bool:
-        """Nothing that was searched holds one of them."""
+    def nothing_found(self) -> bool:
+        """Nothing that was found holds one of them."""
         return self.in_newest and not any(check.found for check in self.stored)
+
+    @property
+    def everywhere(self) -> bool:
+        """Nothing that was searched holds one of them, and there all of them could be looked for."""
+        return self.nothing_found and not any(check.unproven for check in self.stored)
 
 
 def prove(
@@ -127,6 +137,9 @@ def _rows(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
 
 def _indexes(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
     """Queries to the full-text indexes of the newest version; what their files hold is found with all other files."""
+    import pyarrow.compute as pc
+
+    asked = traces.phrases[:: -(-len(traces.phrases) // ASKED) or 1]
     for index in dataset.describe_indices():
         if index.field_names != ["text"]:
             yield Check(
@@ -136,15 +149,15 @@ def _indexes(dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
             )
             continue
         found = []
-        for phrase in traces.phrases:
+        for phrase in asked:
             words = phrase.replace('"', " ")  # quotes would ask for word positions
             hits = dataset.scanner(columns=["id", "text", "_score"], full_text_query=words, limit=HITS).to_table()
             mine = is_in(hits["id"].to_numpy(), traces.ids).any()
-            if mine or any(held_in(part, [phrase]) for part in hits["text"].chunks):
+            if mine or pc.any(pc.match_substring(hits["text"], phrase)).as_py():
                 found.append("a phrase of one of them finds it")
         yield Check(
             place=f"index {index.name} of the newest version",
-            method=f"asked for {counted(len(traces.phrases), 'phrase')}",
+            method=f"asked for {counted(len(asked), 'phrase')}",
             found=tuple(dict.fromkeys(found)),
             remedy="pretrain maintain --purge",
         )
@@ -169,17 +182,26 @@ def _versions(dataset: lance.LanceDataset, ids: Int64Array, pinned_by_runs: Mapp
         place="older versions",
         method=f"{counted(len(older), 'version')}, by id",
         found=tuple(found),
-        remedy=f"--purge frees what nothing keeps but its stage or the index{_releases(dataset, found_in)}",
+        remedy="; then ".join(
+            [
+                "--purge frees what nothing keeps but its stage or the index",
+                *_releases(dataset, found_in, pinned_by_runs),
+                *(["this command again"] if found_in else []),
+            ]
+        ),
     )
 
 
-def _releases(dataset: lance.LanceDataset, versions: Sequence[int]) -> str:
-    """The commands that take away the tags of people and runs which keep these versions."""
+def _releases(
+    dataset: lance.LanceDataset, versions: Sequence[int], pinned_by_runs: Mapping[int, Sequence[str]]
+) -> Iterator[str]:
+    """What to do so that nothing of people and runs keeps these versions: folders to remove, and tags to release."""
+    if runs := sorted({run for version in versions for run in pinned_by_runs.get(version, ())}):
+        yield f"remove the folder of {', '.join(runs)}"
     tags = dataset.tags.list()
     mine = sorted(set(tags) - set(stage_tags(tags)) - {HISTORY_TAG})
-    commands = [f"`pretrain release {name}`" for name in mine if tags[name]["version"] in versions]
-    runs = "; a run's tag once its folder is removed, or with --force" if commands else ""
-    return f"; then {', '.join(commands)}{runs}, and this command again" if commands else ""
+    if commands := [f"`pretrain release {name}`" for name in mine if tags[name]["version"] in versions]:
+        yield ", ".join(commands)
 
 
 def _table_files(location: Location, dataset: lance.LanceDataset, traces: Traces) -> Iterator[Check]:
@@ -197,6 +219,7 @@ def _table_files(location: Location, dataset: lance.LanceDataset, traces: Traces
         "their columns decoded, since text may be compressed: ids, digests of values, phrases, runs of tokens, and in "
         "indexes row ids",
         found=tuple(found),
+        unproven=_not_looked_for(len(traces.ids) - traces.read, traces, "known by id only: no version has their text"),
         remedy=f"they go with the versions that refer to them (--purge); those of no version: {UNFINISHED}; an index "
         "of the newest version that this program did not make: drop it, or build it anew",
     )
@@ -225,10 +248,21 @@ def _folder(place: str, uri: str, traces: Traces, remedy: str, but: tuple[str, .
     found = search_folder(uri, traces, but=but)
     return Check(
         place=place,
-        method=f"{counted(found.files, 'file')} as plain bytes",
+        method=f"{counted(found.files, 'file')} as plain bytes, by phrases of up to {PHRASE_CHARS[1]} characters of "
+        f"{traces.phrased:,} of {counted(len(traces.ids), 'document')}",
         found=tuple(f"{name} ({', '.join(how)})" for name, how in found.found.items()),
         remedy=remedy,
+        unproven=(
+            *_not_looked_for(
+                len(traces.ids) - traces.phrased if found.files else 0, traces, "without a phrase to look for"
+            ),
+            *found.unreadable,
+        ),
     )
+
+
+def _not_looked_for(number: int, traces: Traces, why: str) -> tuple[str, ...]:
+    return (f"{number:,} of {counted(len(traces.ids), 'document')}: {why}",) if number else ()
 
 
 def _copies(table_id: str, traces: Traces) -> Check:

@@ -1,7 +1,8 @@
 """Documents deleted, freed from storage where nothing pins them, and proved absent.
 
 Invariant: what is deleted is exactly what the receipt names. A version that a run, a person's tag or an unfinished
-stage keeps is never freed here: it is listed with what keeps it. Doing it again deletes nothing and proves again.
+stage keeps is never freed here: it is listed with what keeps it. Doing it again deletes and frees nothing and proves
+again; where nothing was found to delete, history is left alone.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pretrain_assets.config import MaintainConfig
+from pretrain_assets.errors import TableError
 from pretrain_assets.forensics.maintenance import maintain
 from pretrain_assets.forensics.pins import pinned_by_runs
 from pretrain_assets.forensics.receipts.absence import Absence, prove
 from pretrain_assets.forensics.receipts.documents import Documents
 from pretrain_assets.forensics.receipts.receipt import Receipt, holders
-from pretrain_assets.forensics.receipts.storage_search import cached_copies
-from pretrain_assets.forensics.receipts.traces import traces_of
+from pretrain_assets.forensics.receipts.storage_search import cached_copies, search_folder
+from pretrain_assets.forensics.receipts.traces import Traces, traces_of
 from pretrain_assets.loader.entries import discard
 from pretrain_assets.loader.store import cache_folder
 from pretrain_assets.table.advance import advance
@@ -43,7 +45,7 @@ class Erasure:
     versions_freed: tuple[int, ...]
     """Versions freed by that."""
     bytes_before: int | None
-    """Bytes of the table on storage before; None without a purge."""
+    """Bytes of the table on storage before; None without a purge, or where there was nothing to free."""
     bytes_after: int | None
     """Bytes afterwards."""
     waiting: tuple[str, ...]
@@ -53,8 +55,11 @@ class Erasure:
 
     @property
     def done(self) -> bool:
-        """What was asked for happened: no query gives them any more and, after a purge, nothing holds them at all."""
-        return self.absence.everywhere if self.purged else self.absence.in_newest
+        """What was asked for happened: no query gives them any more and, after a purge, nothing was found to hold them.
+
+        What could not be looked for is told apart: `Absence.everywhere`.
+        """
+        return self.absence.nothing_found if self.purged else self.absence.in_newest
 
 
 def erase(
@@ -74,10 +79,13 @@ def erase(
         The receipt with what was done, and with the versions that hold the documents still. It quotes none of them.
 
     Raises:
+        TableError: there are none.
         BusyError: somebody works on the table.
         CommitError: other writers kept winning.
         CheckpointError: with `purge`, a run cannot be read, so that the version that it pins is not known.
     """
+    if not len(documents):
+        raise TableError(f"Nothing was deleted and nothing freed: no version of {location.uri} has such documents.")
     if purge:
         with hold(location, MAINTENANCE):  # refuse now what would be refused after the deletion
             pass
@@ -87,12 +95,14 @@ def erase(
     record = delete(location, Request(ids=there), pinned_by_runs=pinned).record if there else None
     reports: list[MaintainReport] = []
     waiting: tuple[str, ...] = ()
-    if purge:
+    if purge and (documents.last.any() or _in_files(location, traces)):
         reports.append(maintain(location, runs_uri, PURGE))
         waiting = advance(location).waiting  # of every stage the newest version is kept: now it is one without them
         reports.append(maintain(location, runs_uri, PURGE))
+    if purge:
         for name in cached_copies(documents.newest.table_id, traces)[1]:
             discard(cache_folder() / name)
+    pinned = pinned_by_runs(runs_uri, documents.newest.table_id, strict=purge)  # runs may have begun meanwhile
     dataset = open_dataset(location)
     absence = prove(location, runs_uri, documents, traces, pinned_by_runs=pinned, project=project)
     return replace(
@@ -114,3 +124,8 @@ def erase(
             absence=absence,
         ),
     )
+
+
+def _in_files(location: Location, traces: Traces) -> bool:
+    """Whether files that a purge frees hold one of them, although no version does."""
+    return any(search_folder(uri, traces).found for uri in (location.uri, location.staging_uri))

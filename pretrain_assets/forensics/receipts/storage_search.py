@@ -1,15 +1,18 @@
 """Every file in a folder searched for traces of documents: as plain bytes, and Lance files with their columns decoded.
 
 Invariant: every file that is there is looked at in both ways, whether a version refers to it or not; one that cannot be
-decoded is named. Text on storage may be compressed, so that plain bytes alone prove nothing about Lance files.
+decoded or unpacked is named. Text on storage may be compressed, so that plain bytes alone prove nothing about it.
 """
 
 from __future__ import annotations
 
+import lzma
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pretrain_assets.forensics.receipts.traces import READ_ROWS, Traces, find_in_bytes
+from pretrain_assets.forensics.receipts.needles import find_in_bytes
+from pretrain_assets.forensics.receipts.traces import READ_ROWS, Traces
 from pretrain_assets.loader.entries import MANIFEST
 from pretrain_assets.loader.store import cache_folder
 from pretrain_assets.table.storage import filesystem, is_remote, storage_options
@@ -18,6 +21,10 @@ from pretrain_assets.table.versions import table_id
 
 DECODED = (".lance", ".idx")
 """Endings of files in Lance's own format: data, and indexes."""
+UNPACKED = (".gz", ".bz2", ".xz")
+"""Endings of compressed files that are searched unpacked."""
+PACKED = (".zip", ".zst", ".tgz", ".7z", ".npz", ".parquet", ".arrow", ".feather", ".orc", ".avro")
+"""Endings of files that may be compressed in a way that is not undone here: their plain bytes prove nothing."""
 READERS = 4
 """Files searched at once: the work is compiled code and waiting for storage, so threads share it."""
 
@@ -35,7 +42,7 @@ class Searched:
     found: dict[str, tuple[str, ...]]
     """Files that hold a trace, by their path in the folder, with what shows it."""
     unreadable: tuple[str, ...]
-    """Files that look like Lance files and could not be decoded, with the reason; their plain bytes were searched."""
+    """Files whose content could not be decoded or unpacked, with the reason; at most plain bytes were searched."""
 
 
 def search_folder(uri: str, traces: Traces, *, but: tuple[str, ...] = ()) -> Searched:
@@ -62,11 +69,18 @@ def search_folder(uri: str, traces: Traces, *, but: tuple[str, ...] = ()) -> Sea
 def _search(uri: str, file: StoredFile, traces: Traces) -> tuple[set[str], bool, str]:
     """What shows a trace, whether the file was decoded, and why not where it should have been."""
     fs, _ = filesystem(uri)
+    unpacked = file.name.endswith(UNPACKED)
     try:
-        with fs.open(file.uri, "rb") as content:
+        with fs.open(file.uri, "rb", compression="infer" if unpacked else None) as content:
             hits = {"plain bytes"} if find_in_bytes(content, traces.needles) else set[str]()
     except FileNotFoundError:  # gone meanwhile
         return set(), False, ""
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if not unpacked:
+            raise
+        return set(), False, f"{file.name} cannot be unpacked: {error}"
+    if file.name.endswith(PACKED):
+        return hits, False, f"{file.name} may be compressed and is not unpacked here"
     if not file.name.endswith(DECODED):
         return hits, False, ""
     place = f"{uri.rstrip('/')}/{file.name}" if is_remote(uri) else file.uri

@@ -1,7 +1,8 @@
 """What documents leave behind, and looking for it: in rows, in the columns of data files, in plain bytes.
 
-Invariant: every document is looked for by its ids and by digests of whole values, of text and of tokens; a few of them
-also by phrases and runs of tokens that no other row has. What is searched for is never written anywhere.
+Invariant: every document is looked for by its ids and by digests of whole values, of text and of tokens; hundreds of
+them also by phrases and runs of tokens that no other row has, and of how many that is true is counted. What is searched
+for is never written anywhere.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pretrain_assets.curate.normalise import HASH_BYTES, content_hashes
 from pretrain_assets.forensics.receipts.documents import Documents
+from pretrain_assets.forensics.receipts.needles import Needles, is_in
 from pretrain_assets.loader.plan import Int64Array, UInt64Array
 from pretrain_assets.loader.read import take_rows
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
-PHRASED_DOCUMENTS = 8
+PHRASED_DOCUMENTS = 500
 """Documents that are also looked for by phrases and runs of tokens, spread evenly over all."""
 PER_DOCUMENT = 2
 """Phrases of each, and runs of tokens."""
@@ -37,7 +39,6 @@ PHRASE_CHARS = (12, 48)
 RUN_TOKENS = 12
 READ_ROWS = 1_024
 """Rows of text read at a time."""
-PIECE_BYTES = 16 << 20
 TEXTS = ("text", "text_masked")
 
 
@@ -58,11 +59,25 @@ class Traces:
     shared: int
     """Documents whose content another row of the newest version has too."""
 
-    @property
-    def needles(self) -> tuple[bytes, ...]:
+    read: int
+    """Documents that a version still has, so that more than their ids is known."""
+    phrased: int
+    """Of these, how many have a phrase to look for, and so can be told in plain bytes."""
+
+    @cached_property
+    def needles(self) -> Needles:
         """What can be found in plain bytes: phrases, also as JSON and HTML write them, and runs of tokens."""
-        written = [way for text in self.phrases for way in (text, json.dumps(text)[1:-1], html.escape(text))]
-        return tuple(dict.fromkeys([*(way.encode() for way in written), *self.runs]))
+        written = (
+            way
+            for text in self.phrases
+            for way in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], html.escape(text))
+        )
+        return Needles([*(way.encode() for way in written), *self.runs])
+
+    @cached_property
+    def in_columns(self) -> tuple[Needles, Needles]:
+        """Phrases, for columns of texts, and runs, for columns of tokens."""
+        return Needles(phrase.encode() for phrase in self.phrases), Needles(self.runs)
 
     def in_batch(self, batch: pa.RecordBatch) -> set[str]:
         """How a batch of any columns shows one of the documents; empty where it does not."""
@@ -74,10 +89,8 @@ class Traces:
                 found.add("row id")
             if name in self.keys and _has_keys(column.type) and is_in(keys(column), self.keys[name]).any():
                 found.add(name)
-            if held_in(column, self.phrases):
-                found.add(f"phrase in {name}")
-            if held_in(column, self.runs):
-                found.add(f"tokens in {name}")
+            if held_in(column, *self.in_columns):
+                found.add(f"{'tokens' if _is_tokens(column.type) else 'phrase'} in {name}")
         return found
 
 
@@ -103,14 +116,17 @@ def traces_of(dataset: lance.LanceDataset, documents: Documents) -> Traces:
                 runs.append([run for column in tokens for run in _runs(column[at].as_py())])
     own = {name: np.unique(np.concatenate(parts)) for name, parts in values.items()}
     shared, others = _of_other_rows(dataset, documents.ids, own, [*chain(*phrases)], [*chain(*runs)])
+    told = [[text for text in texts if text.encode() not in others][:PER_DOCUMENT] for texts in phrases]
     left = {name: np.setdiff1d(mine, shared[name], assume_unique=True) for name, mine in own.items()}
     return Traces(
         ids=documents.ids,
         row_ids=np.sort(documents.row_ids),
         keys=left,
-        phrases=tuple(text for texts in phrases for text in [t for t in texts if t not in others][:PER_DOCUMENT]),
+        phrases=tuple(chain(*told)),
         runs=tuple(run for some in runs for run in [r for r in some if r not in others][:PER_DOCUMENT]),
         shared=len(own["text"]) - len(left["text"]) if "text" in own else 0,
+        read=len(documents.row_ids),
+        phrased=sum(map(bool, told)),
     )
 
 
@@ -130,19 +146,22 @@ def _of_other_rows(
     own: dict[str, UInt64Array],
     phrases: Sequence[str],
     runs: Sequence[bytes],
-) -> tuple[dict[str, UInt64Array], set[str | bytes]]:
+) -> tuple[dict[str, UInt64Array], set[bytes]]:
     """Which keys, phrases and runs of tokens other rows of the newest version have too."""
     import pyarrow as pa
 
     shared = {name: [np.empty(0, np.uint64)] for name in own}
-    seen: set[str | bytes] = set()
+    seen: set[bytes] = set()
+    left = Needles(phrase.encode() for phrase in phrases), Needles(runs)
     for batch in dataset.scanner(columns=_telling(dataset), batch_size=READ_ROWS).to_batches():
         batch = batch.filter(pa.array(~is_in(batch["id"].to_numpy(), ids)))
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name in own and _has_keys(column.type):
                 found = keys(column)
                 shared[name].append(found[is_in(found, own[name])])
-            seen |= held_in(column, phrases) | held_in(column, runs)
+            if more := held_in(column, *left):
+                seen |= more
+                left = left[0].without(more), left[1].without(more)
     return {name: np.unique(np.concatenate(parts)) for name, parts in shared.items()}, seen
 
 
@@ -224,28 +243,21 @@ def _has_keys(kind: Any) -> bool:
     return bool(_is_value(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or hashed)
 
 
-def is_in(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which values are among some numbers in ascending order, in time that hardly depends on how many these are."""
-    if not len(wanted):
-        return np.zeros(len(values), np.bool_)
-    places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-    return np.asarray(wanted[places] == values)
-
-
-def held_in(column: pa.Array, needles: Sequence[str] | Sequence[bytes]) -> set[str | bytes]:
+def held_in(column: pa.Array, phrases: Needles, runs: Needles) -> set[bytes]:
     """Which phrases stand in a column of texts, or which runs of tokens in one of tokens; nothing in any other."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    phrases = [needle for needle in needles if isinstance(needle, str)]
-    runs = [needle for needle in needles if isinstance(needle, bytes)]
-    if phrases and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        any_of_them = "|".join(re.escape(phrase) for phrase in phrases)  # one pass, which usually finds none
-        if pc.any(pc.match_substring_regex(column, any_of_them)).as_py():
-            return {phrase for phrase in phrases if pc.any(pc.match_substring(column, phrase)).as_py()}
-    if runs and _is_tokens(column.type) and column.values.type.bit_width == 32 and len(column.values):
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        _, starts, data = column.buffers()
+        width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+        ends = np.frombuffer(starts, width)[column.offset : column.offset + len(column) + 1] if data else [0]
+        content = bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b""
+        near = phrases.found_in(content)  # a phrase may stand across the border of two texts
+        return {phrase for phrase in near if pc.any(pc.match_substring(column, phrase.decode())).as_py()}
+    if _is_tokens(column.type) and column.values.type.bit_width == 32 and len(column.values):
         content = bytes(memoryview(column.values.buffers()[1]))
-        return {run for run in runs if find_aligned(content, run, 4)}
+        return {run for run in runs.found_in(content) if find_aligned(content, run, 4)}
     return set()
 
 
@@ -258,10 +270,10 @@ def find_aligned(content: bytes, needle: bytes, width: int) -> bool:
 
 
 def _phrases(text: str | None) -> list[str]:
-    """Candidates: parts of lines, from all over the text."""
+    """Candidates: parts of lines, from all over the text, that stay as they are where white space is made one space."""
     least, most = PHRASE_CHARS
-    lines = [line for line in (text or "").splitlines() if len(line.strip()) >= least]
-    whole = [line.strip()[start : start + most] for line in lines for start in range(0, len(line.strip()), most)]
+    lines = re.split(r"\s{2,}|[^\S ]", (text or "").strip())
+    whole = [line[start : start + most] for line in lines for start in range(0, len(line), most)]
     parts = [part for part in whole if len(part) >= least]
     return parts[:: max(1, len(parts) // CANDIDATES)][:CANDIDATES]
 
@@ -272,15 +284,3 @@ def _runs(tokens: list[int] | None) -> list[bytes]:
     starts = range(0, max(1, len(ids) - RUN_TOKENS + 1), RUN_TOKENS)
     parts = [ids[start : start + RUN_TOKENS].tobytes() for start in starts if len(ids) >= RUN_TOKENS]
     return parts[:: max(1, len(parts) // CANDIDATES)][:CANDIDATES]
-
-
-def find_in_bytes(file: Any, needles: Sequence[bytes]) -> set[bytes]:
-    """Which of the needles a binary file holds, read in pieces that overlap."""
-    found: set[bytes] = set()
-    overlap = max((len(needle) for needle in needles), default=1) - 1
-    before = b""
-    while piece := file.read(PIECE_BYTES):
-        content = before + piece
-        found |= {needle for needle in needles if needle not in found and needle in content}
-        before = content[-overlap:] if overlap else b""
-    return found

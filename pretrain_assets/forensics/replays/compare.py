@@ -156,8 +156,8 @@ def _data_before(spec: RunSpec) -> DataConfig:
     run_json = join(spec.replay.run_dir, RUN_NAME)
     if read_file(run_json) is None:
         raise ConfigError(
-            f"{spec.run_dir} replays {spec.replay.run_dir}, which is gone (it has no {RUN_NAME}): there is nothing left "
-            "to compare it with. Put the original back where it was; the replay itself is a run like any other."
+            f"{spec.run_dir} replays {spec.replay.run_dir}, which is gone (it has no {RUN_NAME}): nothing is left to "
+            "compare it with. Put the original back where it was; the replay itself is a run like any other."
         )
     return read_spec(run_json).recipe.data
 
