@@ -317,7 +317,7 @@ def test_a_step_has_its_ranks_blocks_and_the_text_of_every_part(project: RunSpec
         )
     begins = [part.text for part in seen_at(None, 2, limit=None, **asked(project)).parts]
     assert begins == [" ".join(str(part.text).split())[:200] for part in whole.parts]
-    second = seen_at(None, 2, rank=1, limit=None, **asked(project))
+    second = seen_at(None, 2, rank=1, limit=None, whole=True, **asked(project))
     assert second.parts == tuple(part for part in whole.parts if part.span.rank == 1) and len(second.blocks) == 8
     four = seen_at(None, 2, rank=1, ranks=4, limit=None, **asked(project))
     assert {part.span.split for part in four.parts} == {1} and four.ranks == 4
