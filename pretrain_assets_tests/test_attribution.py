@@ -32,9 +32,10 @@ from pretrain_assets.config import (
 from pretrain_assets.curate.embedding import embed
 from pretrain_assets.errors import ConfigError, ModelError, TableError
 from pretrain_assets.forensics.attribution.attribution import attribute
-from pretrain_assets.forensics.attribution.automaton import BREAK, automaton, longest_runs, read
+from pretrain_assets.forensics.attribution.automaton import BREAK, automaton, longest_runs, places_of, read
 from pretrain_assets.forensics.attribution.influence import influences
-from pretrain_assets.forensics.attribution.passage import passages_of
+from pretrain_assets.forensics.attribution.passage import passage_of, passages_of
+from pretrain_assets.forensics.attribution.verbatim import Run, reading, resolved, rows_with
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.launch.contract import write_spec
@@ -110,6 +111,17 @@ def test_runs_are_those_of_a_naive_search(data: st.DataObject, kinds: int, least
         for at, tokens in maximal(runs_naively(document, text), least)
     ]
     assert counts.tolist() == [int((flat == token).sum()) for token in sorted({*text})]
+    part = data.draw(st.lists(st.integers(0, kinds - 1), min_size=1, max_size=4))
+    naively = [at for at in range(len(flat) + 1 - len(part)) if flat[at : at + len(part)].tolist() == part]
+    assert places_of(flat, np.array(part, np.int32)).tolist() == naively
+
+
+def test_a_letter_repeated_a_million_times_takes_no_longer_than_other_tokens() -> None:
+    letters = np.full(1_000_000, 87, np.int32)
+    assert np.array_equal(places_of(letters, letters[:300]), np.arange(999_701))
+    one = reading(passage_of(load_tokenizer("byte"), "W" * 5_000, letters[:5_000]), least=32)
+    parts = resolved(one, [Run(start, 500) for start in range(4_501)])  # all equally rare: the first one, what is left
+    assert parts == [Run(0, 500), *(Run(start, 32) for start in range(500, 4_969, 32))]
 
 
 # --- documents planted in training text ---------------------------------------------------------------------------
@@ -223,6 +235,35 @@ def test_without_index_all_rows_are_read_and_with_candidates_alone_only_those(tm
     some = attribute(location, checkpoint(pin, 9), text=CONTINUATION, exact=False)
     assert (some.rows_in_version, some.rows_read, some.candidates_by_words) == (41, 4, 4)
     assert some.spans[0].rows == 4 and "--exact reads all" in some.verdict
+
+
+def test_what_more_rows_hold_than_are_kept_is_judged_by_those_trained_on(tmp_path: Path) -> None:
+    texts = [f"{SECRET} {i}" for i in range(76)] + [f"{SECRET} {'and so on ' * 9}{i}" for i in range(4)]
+    location, pin = corpus(tmp_path, texts)
+    recipe = override(RECIPE, {"data.filter": "id >= 76", "data.held_out_filter": "id < 0"})
+    truth = list(trained_on(location, pin, recipe, SECRET))
+    assert truth[-1] == 4
+    for step in (1, truth.index(2) + 1, len(truth)):  # none, those that are being read, and all
+        found = attribute(location, checkpoint(pin, step, recipe), text=SECRET)
+        spans = found.spans or found.unseen_spans
+        if not truth[step - 1]:
+            assert not any(span.text == SECRET for span in found.spans)
+            continue
+        assert (spans[0].text, spans[0].rows, spans[0].times_seen) == (SECRET, 80, truth[step - 1])
+        assert found.covered_unseen_tokens == 0 and found.sources[0].id >= 76
+        assert spans[0].first_step == truth.index(next(filter(None, truth))) + 1
+        assert "in the 68 of them that were looked at" in found.verdict or step < len(truth)
+
+
+def test_rows_that_hold_a_run_inside_longer_ones_are_counted_as_far_as_they_are_known() -> None:
+    codec = load_tokenizer("byte")
+    one = reading(passage_of(codec, SECRET, codec.encode_batch([SECRET])[0]), least=32)
+    tokens, offsets = codec.encode_batch([SECRET[:50]] * 70 + [SECRET])
+    one.add(np.arange(71), tokens, offsets, np.array([0] * 69 + [51, 45], np.int32))
+    short, whole = rows_with(one, Run(0, 50)), rows_with(one, Run(0, len(SECRET)))
+    assert (short.count, short.at_least, short.ids[0], short.seen) == (70, True, 69, [69])
+    assert (whole.count, whole.at_least, whole.ids, whole.seen) == (1, False, [70], [])
+    assert rows_with(one, Run(0, 40)).seen == [69, 70]
 
 
 @pytest.mark.slow

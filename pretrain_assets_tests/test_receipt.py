@@ -38,6 +38,7 @@ from pretrain_assets.config import (
 from pretrain_assets.curate.dedup import dedup
 from pretrain_assets.curate.near_dedup import near_dedup
 from pretrain_assets.errors import ConfigError, FilterError, InputError, TableError
+from pretrain_assets.forensics.chosen import Chosen, choose
 from pretrain_assets.forensics.exposure import schedule_of
 from pretrain_assets.forensics.indexes.index import build_index
 from pretrain_assets.forensics.receipts.absence import Check
@@ -382,6 +383,7 @@ def test_in_plain_files_every_document_is_looked_for_or_said_not_to_be(location:
     (check,) = [check for check in done.erasure.absence.stored if check.unproven]
     assert "2 of 3 documents" in check.method and "1 of 3 documents: without a phrase" in check.unproven[0]
     assert "d.gz cannot be unpacked" in check.unproven[1] and "e.zip may be compressed" in check.unproven[2]
+    assert "or for a part of a phrase" in str(done.erasure.absence.not_searched)
     assert "partly runs and reports" in receipt_text(done) and "NOT PROVEN" in receipt_text(done)
 
 
@@ -397,7 +399,7 @@ def test_a_run_that_begins_meanwhile_is_named_with_what_to_remove(
 
     monkeypatch.setattr("pretrain_assets.forensics.receipts.erasure.delete", begun)
     check = holding(take_out(location, runs, str(PLANTED)))["older versions"]
-    assert "kept by: run demo-v3-1a2b" in str(check.found), "no tag protects it"
+    assert "kept by: newest tokenized; run demo-v3-1a2b" in str(check.found), "no tag protects it"
     assert check.remedy.endswith("; then remove the folder of run demo-v3-1a2b; then this command again")
 
 
@@ -608,6 +610,7 @@ def test_a_number_is_never_a_sources_own_id(home: Path, tmp_path: Path) -> None:
         assert values(location, "id") == [1, 2], "document '0' has another id"
     assert "No row has the id 7001" in str(answer.exception)
     assert find_documents(location, Asked(docs=("007",))).ids.tolist() == [1]
+    assert choose(location, newest(location), ["007", "2", "9" * 20]) == Chosen(ids=(1, 2), unknown=("9" * 20,))
     assert find_documents(location, Asked(where="doc_id = '0'")).ids.tolist() == [2]
     with pytest.raises(ConfigError, match="more than 63 bits"):
         Asked(docs=("9" * 20,))
@@ -696,7 +699,8 @@ def test_the_command(home: Path, location: Location, runs: Path) -> None:
     assert to_dict(RECIPE)["name"] == "demo" and latest_record(open_dataset(location), "deleted") is not None
 
 
-def test_history_is_freed_only_of_what_was_asked_for_and_found(home: Path, location: Location) -> None:
+def test_history_is_freed_only_of_what_was_asked_for_and_found(home: Path, tmp_path: Path) -> None:
+    location, _ = ingested(tmp_path, [*TEXTS[:PLANTED], SECRET])
     append(location, ["more"])
     assert pretrain("--doc", str(PLANTED), "--delete", "--purge", answer="n\n").exit_code == 1
     nothing = pretrain("--where", "text IS NULL", "--delete", "--purge", "--yes")
@@ -712,6 +716,7 @@ def test_history_is_freed_only_of_what_was_asked_for_and_found(home: Path, locat
     again = pretrain("--doc", str(PLANTED), "--delete", "--purge", "--yes")
     assert again.exit_code == 0 and _versions(location) == before, "nothing holds it"
     assert "nothing to free" in again.stdout and "1 of 1 document: known by id only" in again.stdout
+    assert "source files of 1 document that are not listed, or known by id only" in again.stdout
     (Path(location.uri) / "data" / "fill-0123456789abcdef-000000000.lance").write_bytes(_file_with(PLANTED))
     assert pretrain("--doc", str(PLANTED), "--delete", "--purge", "--yes").exit_code == 0
     assert not list(Path(location.uri).glob("data/fill-*")), "a file of no version had it"

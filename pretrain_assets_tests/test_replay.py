@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from pretrain_assets.cli import cli
 from pretrain_assets.config import DataConfig, LoaderConfig, MixtureComponent, RunSpec, override, to_dict
-from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityError, InputError
+from pretrain_assets.errors import CheckpointError, ConfigError, DataIdentityError, InputError, ReplacedError
 from pretrain_assets.forensics.checkpoints import Checkpoint, find_checkpoint
 from pretrain_assets.forensics.chosen import Chosen, choose, names_in
 from pretrain_assets.forensics.replays.blocks import BlocksLoss, blocks_with_holes
@@ -312,6 +312,26 @@ def test_a_replay_from_a_clean_checkpoint_is_the_run_from_scratch(corpus, traine
     }
     assert find_checkpoint("tiny", str(tmp_path / "runs")).run_dir == original.run_dir
     assert find_checkpoint(Path(plan.run_dir).name, str(tmp_path / "runs")).run_dir == plan.run_dir
+
+
+@pytest.mark.parametrize("from_step", [None, 8])
+def test_a_replay_that_has_begun_needs_its_start_no_longer(corpus, trained, original, from_step):
+    """Pruned meanwhile: the same command goes on, and what it says of the start stays true."""
+    ids = first_seen(corpus, trained, after_step=9)
+    how: dict[str, Any] = {"from_step": from_step, "steps": 3}
+    plan = replayed(corpus, original, ids, **how)
+    assert train(plan.spec, after(2)) == EXIT_STOPPED
+    shutil.rmtree(checkpoint.checkpoint_uri(original.run_dir, 8))
+    again = replayed(corpus, original, ids, **how)
+    assert again.spec == plan.spec and (again.start_step, again.saved_step, again.last_step) == (8, 10, 11)
+    shutil.rmtree(checkpoint.checkpoint_uri(plan.run_dir, 10))  # the only one of its own
+    with pytest.raises(ReplacedError, match="or removed: run the same command again"):
+        train(plan.spec)
+    if from_step:
+        with pytest.raises(CheckpointError, match="no checkpoint of step 8 to begin with; it has: 0, 4, 12"):
+            replayed(corpus, original, ids, **how)
+    else:
+        assert replayed(corpus, original, ids, **how).start_step == 4
 
 
 def test_without_a_clean_checkpoint_it_begins_anew(corpus, trained, original):

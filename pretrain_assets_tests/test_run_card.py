@@ -155,12 +155,15 @@ def test_the_facts_agree_with_each_other_and_with_the_plan(project: Project, car
 
 def test_no_reason_of_the_sample_names_a_private_place(project: Project) -> None:
     found = find_checkpoint(None, str(project.runs))
-    recipe = {**found.passport["recipe"], "data": {**found.passport["recipe"]["data"], "filter": "source = 'wiki|pedia'"}}
+    recipe = {
+        **found.passport["recipe"],
+        "data": {**found.passport["recipe"]["data"], "filter": "source = 'wiki|pedia'"},
+    }
     nothing = dataclasses.replace(found, passport={**found.passport, "recipe": recipe})
-    result = {"step": 40, "sample": f"Once {TEXTS[3]}"}
+    result = {"step": 40, "sample": f"Once {TEXTS[7]}"}
     sample = sample_of(project.location, nothing, result, public)
     reasons = [source.seen.reason for source in sample.attribution.sources]
-    assert any("(source is secret)" in reason for reason in reasons)
+    assert any("(source is secret)" in reason for reason in reasons), reasons
     assert "/home" not in json.dumps(dataclasses.asdict(sample)) + sample.attribution.verdict
 
 

@@ -37,7 +37,7 @@ from pretrain_assets.forensics.why import why_outside
 from pretrain_assets.ingest.append import ingest
 from pretrain_assets.launch.contract import write_spec
 from pretrain_assets.launch.local import torchrun_argv
-from pretrain_assets.loader.exposure import Exposure, documents, exposures, times_seen
+from pretrain_assets.loader.exposure import Exposure, documents, exposures, reached, times_seen
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.turns import Turn, turns
 from pretrain_assets.report.ledger_text import ledger_text
@@ -191,6 +191,8 @@ def test_steps_documents_and_ledgers_are_three_views_of_what_the_loader_emits(ca
     assert {i: spans for i, spans in found.items() if spans} == {i: sorted(spans) for i, spans in by_document.items()}
     times = [sum(span.doc_start == 0 for span in found[i]) for i in ranks[0].plan(0).rows.doc_ids.tolist()]
     assert times_seen(schedule, last_step=last).tolist() == times
+    far = [max((s.doc_start + s.tokens for s in found[i]), default=0) for i in ranks[0].plan(0).rows.doc_ids.tolist()]
+    assert reached(schedule, last_step=last).tolist() == far
     for epoch, ledger in schedule.ledgers(last).items():
         of_epoch = chain(*turns(schedule, texts, int(epoch), left_over=ranks[0].planner.left_over).values())
         assert tokens_by_line(of_epoch, last) == {

@@ -13,7 +13,7 @@ import click
 
 from pretrain_assets import project
 from pretrain_assets.cli.common import as_json, pin_at
-from pretrain_assets.errors import ConfigError
+from pretrain_assets.errors import CheckpointError, ConfigError
 
 
 @click.command()
@@ -47,7 +47,10 @@ def search(
 
     if version is not None and checkpoint is not None:
         raise ConfigError("--checkpoint names its version itself: give it, or --version, not both.")
-    of = find_checkpoint(checkpoint, obj["runs"]) if version is None else None
+    try:
+        of = find_checkpoint(checkpoint, obj["runs"]) if version is None else None
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Without a model, --version NUMBER searches that version.") from error
     how["mode"] = how["mode"] or ("text" if how["like"] is None else "vector")
     how["model"] = how["model"] or project.setting("EMBED_MODEL", "") or None
     location = table_of(of.run_dir, of.pin, obj["location"]) if of else obj["location"]

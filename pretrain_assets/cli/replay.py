@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a setting of execution or loader.")
 @click.option("--nproc", type=int, help="Ranks on this machine [PRETRAIN_NPROC_PER_NODE; 2]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and what it would cost.")
-@click.option("--compare", "only_compare", is_flag=True, help="Only compare a replay, as far as it got.")
+@click.option(
+    "--compare", "only_compare", is_flag=True, help="Only compare: CHECKPOINT, a replay, or the one of these documents."
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw both loss curves: FILE.svg or FILE.html.")
 @as_json
 @click.pass_obj
@@ -70,7 +72,7 @@ def replay(
 
     _check_plot(plot)
     wanted = [*names, *(_names(file) if file else [])]
-    if only_compare or not (file or names or where is not None):
+    if not (file or names or where is not None):
         run_dir = find_run(checkpoint, obj["runs"])
         if not only_compare and not is_replay(run_dir):
             raise ConfigError("Which documents? Give --without FILE, --id ID once or more, or --where SQL.")
@@ -81,6 +83,9 @@ def replay(
     chosen = choose(location, original.pin, wanted, where)
     settings = dict(parse_change(change) for change in changes)
     plan = plan_replay(location, original, chosen, from_step=from_step, steps=steps, changes=settings)
+    if only_compare:
+        _show(compare(plan.run_dir), plot, json_output, plan)
+        return
     ranks = project.nproc_per_node() if nproc is None else nproc
     local.check_nproc(plan.spec, ranks)
     if dry_run:

@@ -87,8 +87,8 @@ def find_checkpoint(which: str | None, runs_uri: str, *, digests: bool = True) -
                     raise
     if which and runs and _exists(runs[0]):
         raise CheckpointError(
-            f"No complete checkpoint in {runs[0]}: none was saved yet, or none is whole. `pretrain train` of its recipe "
-            "goes on with it."
+            f"No complete checkpoint in {runs[0]}: none was saved yet, or none is whole. `pretrain train` of its "
+            "recipe goes on with it."
         )
     wanted = f"of {which!r} " if which else ""
     raise CheckpointError(
@@ -138,7 +138,7 @@ def placed(which: str | None, runs_uri: str) -> str | None:
     """What a person typed, a path from the root on; one that is relative to the folder of all runs stands there, if it
     is only there. A name stays as it is.
     """
-    if not which or which not in (".", "..") and "/" not in which or is_remote(which):
+    if not which or (which not in (".", "..") and "/" not in which) or is_remote(which):
         return which
     run = which.partition("/")[0]
     there = run and not os.path.exists(run) and _exists(join(runs_uri, run))

@@ -40,7 +40,9 @@ def sets_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str:
 def sources_text(found: ContaminationReport, *, tablefmt: str = "simple") -> str:
     """One line per source with contaminated documents, the most first."""
     some = [one for one in found.sources if one.contaminated]
-    rows = [[named(one.source), one.rows, one.contaminated, f"{one.contaminated / one.rows:.2%}"] for one in some[:SOURCES]]
+    rows = [
+        [named(one.source), one.rows, one.contaminated, f"{one.contaminated / one.rows:.2%}"] for one in some[:SOURCES]
+    ]
     more = f"\n... and {len(some) - SOURCES} more sources" if len(some) > SOURCES else ""
     return _table(rows, ["source", "documents", "contaminated", "share"], tablefmt) + more
 

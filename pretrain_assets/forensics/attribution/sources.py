@@ -128,15 +128,20 @@ def look(
         shown: The runs, and the rows in which to look for them.
         parts: What the checkpoint was trained on of the rows that are `likely`.
     """
-    shared, steps = dict[int, float](), {run: Counter[int]() for run in shown}
-    trained = [(run, {i for i in rows.ids if i in parts}) for run, rows in shown.items()]
+    alike = {_tokens(one, run).tobytes(): run for run in shown}  # a text may repeat itself
+    shared, steps = dict[int, float](), {run: Counter[int]() for run in alike.values()}
+    trained = {run: {i for i in shown[run].ids if i in parts} for run in steps}
     for i, tokens in documents_of(location, checkpoint, likely(one, shown)):
         shared[i] = round(float(one.bits[covered(one, runs_in(one, tokens))].sum()), 6)
-        for run, ids in trained:
+        for run, ids in trained.items():
             if i in ids:
-                places = places_of(tokens, one.passage.ids[run.start : run.stop])
+                places = places_of(tokens, _tokens(one, run))
                 steps[run].update(steps_at(parts[i], places + run.tokens))
-    return shared, steps
+    return shared, {run: steps[alike[_tokens(one, run).tobytes()]] for run in shown}
+
+
+def _tokens(one: Reading, run: Run) -> Int32s:
+    return one.passage.ids[run.start : run.stop]
 
 
 def sources_of(
@@ -182,7 +187,7 @@ def _matches(one: Reading, tokens: Int32s, text: str, codec: Tokenizer, parts: S
     characters = characters_of(codec, text, tokens)
     matches = []
     for run in resolved(one, runs_in(one, tokens)):
-        ids = one.passage.ids[run.start : run.stop]
+        ids = _tokens(one, run)
         places = places_of(tokens, ids)
         steps = steps_at(parts, places + run.tokens)
         matches.append(

@@ -196,12 +196,10 @@ def resolved(one: Reading, runs: Iterable[Run]) -> list[Run]:
 
 def _longest_free(free: npt.NDArray[np.bool_], run: Run) -> Run:
     """The longest part of a run that is free."""
-    best, start = Run(run.start, 0), run.start
-    for at in range(run.start, run.stop + 1):
-        if at == run.stop or not free[at]:
-            best = max(best, Run(start, at - start), key=lambda part: part.tokens)
-            start = at + 1
-    return best
+    taken = np.flatnonzero(~free[run.start : run.stop])
+    gaps = np.diff(taken, prepend=-1, append=run.tokens) - 1
+    longest = int(gaps.argmax())
+    return Run(run.start + (int(taken[longest - 1]) + 1 if longest else 0), int(gaps[longest]))
 
 
 def rows_with(one: Reading, run: Run) -> Rows:

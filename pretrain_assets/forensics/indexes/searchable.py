@@ -42,13 +42,13 @@ class Searchable:
     def missing(self) -> int:
         """Rows of the pinned version that were deleted before this one, or before the one that judges."""
         later = [one for one in self._asked if one.version != self.pinned.version]
-        held = min((int(one.count_rows(within(self.pinned))) for one in later), default=None)
-        return 0 if held is None else int(self.pinned.count_rows()) - held
+        held = [int(one.count_rows(within(self.pinned))) for one in later]
+        return int(self.pinned.count_rows()) - min(held) if held else 0
 
     @property
     def version(self) -> int:
         """The newest version that is asked: rows deleted before it are not found."""
-        return max(one.version for one in self._asked)
+        return max(int(one.version) for one in self._asked)
 
     @property
     def without_vectors(self) -> int:

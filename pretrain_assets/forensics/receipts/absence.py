@@ -67,7 +67,7 @@ class Absence:
 
     @property
     def nothing_found(self) -> bool:
-        """Nothing that was found holds one of them."""
+        """Nothing that was looked for and into shows one of them."""
         return self.in_newest and not any(check.found for check in self.stored)
 
     @property
@@ -282,11 +282,15 @@ def _not_searched(location: Location, documents: Documents) -> Iterator[str]:
             "back; under another name, or into another table, it does. Without the document it counts as changed and "
             "is refused by that name: take it out of the sources"
         )
+    if unnamed := len(documents) - sum(row.source_file is not None for row in documents.rows):
+        which = f"{counted(unnamed, 'document')} that are not listed, or known by id only"
+        yield f"source files of {which}: they may hold them still"
     fs, path = filesystem(location.database_uri)
     fs.invalidate_cache()
     names = sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
     tables = [name.removesuffix(".lance") for name in names if name.endswith(".lance")]
     if others := [name for name in tables if name != location.table_name]:
         yield f"other tables of this database, {', '.join(others)}: ask with `pretrain --table NAME receipt`"
+    yield "plain files, for other parts of a document than its one or two phrases, or for a part of a phrase"
     yield "weights of models: above it says which checkpoints and exports have seen the documents"
     yield "other machines, backups and database servers: caches of columns, exports and reports written elsewhere"

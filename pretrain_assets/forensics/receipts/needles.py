@@ -6,7 +6,6 @@ are, so that hundreds of documents can be looked for in every file of a project.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -14,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 PIECE_BYTES = 16 << 20
-ANCHOR_BYTES = 8
-"""Of each needle the first bytes, as one number, are looked for first: rare enough that few are left to compare."""
+WORD = 8
+"""Bytes of a word: of each needle its first, and the last that all needles reach to, are looked for before the rest."""
 HASH_BITS = 16
+UInt64Array = npt.NDArray[np.uint64]
 
 
 class Needles:
@@ -25,34 +25,43 @@ class Needles:
     def __init__(self, needles: Iterable[bytes]) -> None:
         """Prepare to look for them."""
         self.all = tuple(dict.fromkeys(needles))
-        self._short = [needle for needle in self.all if len(needle) < ANCHOR_BYTES]
-        self._by_anchor: dict[int, list[bytes]] = {}
-        for needle in self.all:
-            if len(needle) >= ANCHOR_BYTES:
-                anchor = int.from_bytes(needle[:ANCHOR_BYTES], sys.byteorder)
-                self._by_anchor.setdefault(anchor, []).append(needle)
-        self._anchors = np.array(sorted(self._by_anchor), np.uint64)
+        self._short = [needle for needle in self.all if len(needle) < WORD]
+        long = [needle for needle in self.all if len(needle) >= WORD]
+        self._width = min(map(len, long), default=WORD)
+        self._by_key: dict[int, list[bytes]] = {}
+        for needle in long:
+            self._by_key.setdefault(int(_keys(needle[: self._width], 0, self._width)[0]), []).append(needle)
+        self._keys = np.array(sorted(self._by_key), np.uint64)
         self._hashed = np.zeros(1 << HASH_BITS, np.bool_)
-        self._hashed[_hashes(self._anchors)] = True
+        self._hashed[_hashes(self._keys)] = True
 
     def without(self, found: Collection[bytes]) -> Needles:
         """The others."""
         return Needles(needle for needle in self.all if needle not in found)
 
     def found_in(self, content: bytes) -> set[bytes]:
-        """Which of them stand in some content: 200 MB/s and more, be they one or thousands."""
+        """Which of them stand in some content."""
         found = {needle for needle in self._short if needle in content}
-        for start in range(min(ANCHOR_BYTES, len(content)) if len(self._anchors) else 0):
-            words = np.frombuffer(content, np.uint64, (len(content) - start) // ANCHOR_BYTES, start)
-            words = words[self._hashed[_hashes(words)]]
-            for anchor in np.unique(words[is_in(words, self._anchors)]).tolist():
-                found |= {needle for needle in self._by_anchor[anchor] if needle in content}
+        for start in range(min(WORD, len(content) - self._width + 1) if self._by_key else 0):
+            keys = _keys(content, start, self._width)
+            places = np.flatnonzero(self._hashed[_hashes(keys)])
+            places = places[is_in(keys[places], self._keys)]
+            for at, key in zip((start + WORD * places).tolist(), keys[places].tolist(), strict=True):
+                found.update(needle for needle in self._by_key[key] if content.startswith(needle, at))
         return found
 
 
-def _hashes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4): the upper bits of a product."""
-    return np.asarray((words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - HASH_BITS))
+def _keys(content: bytes, start: int, width: int) -> UInt64Array:
+    """Keys of the parts of so many bytes that begin at `start` and every eight bytes after it: of two words of each."""
+    last = start + width - WORD
+    count = (len(content) - last) // WORD
+    first, end = (np.frombuffer(content, np.uint64, count, at) for at in (start, last))
+    return np.asarray(first * np.uint64(0x9E3779B97F4A7C15) + end * np.uint64(0xC2B2AE3D27D4EB4F))
+
+
+def _hashes(keys: UInt64Array) -> UInt64Array:
+    """The upper bits of keys, which are sums of products with large odd numbers (Knuth, TAOCP 3, 6.4)."""
+    return np.asarray(keys >> np.uint64(64 - HASH_BITS))
 
 
 def is_in(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -25,6 +25,8 @@ UNPACKED = (".gz", ".bz2", ".xz")
 """Endings of compressed files that are searched unpacked."""
 PACKED = (".zip", ".zst", ".tgz", ".7z", ".npz", ".parquet", ".arrow", ".feather", ".orc", ".avro")
 """Endings of files that may be compressed in a way that is not undone here: their plain bytes prove nothing."""
+DELETIONS = "_deletions/"
+"""Where Lance writes which rows of a fragment are deleted: numbers alone."""
 READERS = 4
 """Files searched at once: the work is compiled code and waiting for storage, so threads share it."""
 
@@ -79,7 +81,7 @@ def _search(uri: str, file: StoredFile, traces: Traces) -> tuple[set[str], bool,
         if not unpacked:
             raise
         return set(), False, f"{file.name} cannot be unpacked: {error}"
-    if file.name.endswith(PACKED):
+    if file.name.endswith(PACKED) and not file.name.startswith(DELETIONS):
         return hits, False, f"{file.name} may be compressed and is not unpacked here"
     if not file.name.endswith(DECODED):
         return hits, False, ""

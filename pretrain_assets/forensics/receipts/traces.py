@@ -250,8 +250,8 @@ def held_in(column: pa.Array, phrases: Needles, runs: Needles) -> set[bytes]:
 
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         _, starts, data = column.buffers()
-        width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-        ends = np.frombuffer(starts, width)[column.offset : column.offset + len(column) + 1] if data else [0]
+        width = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+        ends = np.frombuffer(starts, width, len(column) + 1, column.offset * width.itemsize) if data else [0]
         content = bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b""
         near = phrases.found_in(content)  # a phrase may stand across the border of two texts
         return {phrase for phrase in near if pc.any(pc.match_substring(column, phrase.decode())).as_py()}

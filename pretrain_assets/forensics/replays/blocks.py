@@ -5,6 +5,7 @@ Invariant: the blocks are those of the original, token by token, and both checkp
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import numpy as np
 from pretrain_assets.config import DataConfig, RunSpec
 from pretrain_assets.loader.schedule import Schedule
 from pretrain_assets.loader.stream import BlockLoader
+from pretrain_assets.plural import counted
 from pretrain_assets.table.lineage import Pin
 from pretrain_assets.table.storage import Location
 from pretrain_assets.train import checkpoint as checkpoints
@@ -20,6 +22,7 @@ from pretrain_assets.train import checkpoint as checkpoints
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 MAX_BLOCKS = 16
 """Blocks with holes that both models are asked about, spread evenly over all: a GPT-2 of 124 M takes some 2 s each."""
 
@@ -59,6 +62,7 @@ def blocks_loss(spec: RunSpec, run_dir: str, schedule: Schedule, before: DataCon
     if step is None or not places:
         return None
     chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, MAX_BLOCKS).astype(int))]
+    _log.info("asking both models of step %d about %s", step, counted(len(chosen), "block"))
     blocks = [_block(spec, before, *place) for place in chosen]
     (had_out, had_rest), (has_out, has_rest) = (_losses(uri, step, blocks) for uri in (spec.replay.run_dir, run_dir))
     if not had_out.tokens:

@@ -21,7 +21,7 @@ from pretrain_assets.errors import ConfigError
 from pretrain_assets.forensics.checkpoints import Checkpoint
 from pretrain_assets.forensics.chosen import Chosen
 from pretrain_assets.forensics.exposure import schedule_of
-from pretrain_assets.forensics.replays.start import find_start, holes_since
+from pretrain_assets.forensics.replays.start import begun, check_start, clean_start, holes_since
 from pretrain_assets.forensics.why import why_outside
 from pretrain_assets.loader.exposure import Totals, totals
 from pretrain_assets.loader.plan import Int64Array
@@ -142,15 +142,24 @@ def plan_replay(
     if not by_then.tokens.any():
         raise ConfigError(_nothing(original, ever, not_trained))
     first_step = int(ever.first[ever.first > 0].min())
-    start_step = find_start(original.run_dir, first_step, from_step)
+    start_step = clean_start(original.run_dir, first_step) if from_step is None else from_step
     if start_step >= total_steps:
         raise ConfigError(f"--from-step {start_step} is the last step of the run: nothing is left to train")
-    at_start = totals(schedule, ids, last_step=start_step)
     since = holes_since(schedule, recipe, start_step, total_steps, ids)
     holes = {"data.without": sorted({*recipe.data.without, *ids.tolist()}), "data.without_from": since}
-    stop = {"execution.stop_after": None if steps is None else start_step + steps}
-    spec = _spec(location, original, override(recipe, {**holes, **stop}), start_step, at_start)
+    runs_uri, tag = original.run_dir.rpartition("/")[0], str(original.passport["tag"])
+    spec = make_spec(location, original.pin, tag, override(recipe, holes), runs_uri)
     saved = checkpoints.newest(spec.run_dir) or 0
+    origin = begun(spec.run_dir, original.run_dir) if saved else None
+    if origin:
+        start_step = origin.start_step
+    elif from_step is not None:
+        check_start(original.run_dir, from_step)
+    at_start = totals(schedule, ids, last_step=start_step)
+    stop = {"execution.stop_after": None if steps is None else start_step + steps}
+    spec = dataclasses.replace(
+        spec, recipe=override(spec.recipe, stop), replay=origin or _origin(original, start_step, at_start)
+    )
     last_step = min(spec.recipe.execution.stop_after or total_steps, total_steps)
     to_train = max(0, last_step - max(saved, start_step))
     return ReplayPlan(
@@ -177,12 +186,10 @@ def plan_replay(
     )
 
 
-def _spec(location: Location, original: Checkpoint, recipe: Recipe, start_step: int, at_start: Totals) -> RunSpec:
-    """The replay as a run, in a folder beside the original's."""
-    runs_uri = original.run_dir.rpartition("/")[0]
-    spec = make_spec(location, original.pin, str(original.passport["tag"]), recipe, runs_uri)
+def _origin(original: Checkpoint, start_step: int, at_start: Totals) -> ReplayOf:
+    """What a replay is of, and where it begins."""
     start = checkpoints.checkpoint_uri(original.run_dir, start_step)
-    origin = ReplayOf(
+    return ReplayOf(
         run_dir=original.run_dir,
         step=original.step,
         checkpoint=checkpoints.digest(original.uri),
@@ -191,7 +198,6 @@ def _spec(location: Location, original: Checkpoint, recipe: Recipe, start_step: 
         documents_seen=int((at_start.tokens > 0).sum()),
         tokens_seen=int(at_start.tokens.sum()),
     )
-    return dataclasses.replace(spec, replay=origin)
 
 
 def _checked(changes: Mapping[str, Any]) -> Mapping[str, Any]:

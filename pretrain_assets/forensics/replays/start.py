@@ -1,40 +1,47 @@
 """Where a replay begins: a checkpoint of the original that had seen none of the documents, or one that is chosen.
 
-Invariant: from a clean checkpoint a replay gives, bit for bit, what it gives from new weights.
+Invariant: from a clean checkpoint a replay gives, bit for bit, what it gives from new weights. One that has saved a
+checkpoint goes on from that: its start stays what it was, also where that is gone by now.
 """
 
 from __future__ import annotations
 
-from pretrain_assets.config import Recipe
+from pretrain_assets.config import Recipe, ReplayOf
 from pretrain_assets.errors import CheckpointError, ConfigError
+from pretrain_assets.launch.contract import RUN_NAME, read_file, read_spec
 from pretrain_assets.loader.exposure import totals
 from pretrain_assets.loader.plan import Int64Array
 from pretrain_assets.loader.schedule import Schedule
+from pretrain_assets.table.storage import join
 from pretrain_assets.train.checkpoint import checkpoint_uri, find_fault, steps
 
 
-def find_start(run_dir: str, first_step: int, from_step: int | None) -> int:
-    """Step of the checkpoint of a run to begin with; 0 for new weights.
+def clean_start(run_dir: str, first_step: int) -> int:
+    """Step of the newest whole checkpoint of a run from before `first_step`; 0 for new weights."""
+    clean = (step for step in steps(run_dir) if step < first_step)
+    return next((step for step in clean if find_fault(checkpoint_uri(run_dir, step)) is None), 0)
 
-    Args:
-        run_dir: Folder of the run.
-        first_step: Step that saw the first of the documents: the newest whole checkpoint before it is taken.
-        from_step: The one asked for, instead.
+
+def check_start(run_dir: str, step: int) -> None:
+    """Refuse a step of which a run has no whole checkpoint; 0 stands for new weights.
 
     Raises:
-        CheckpointError: the run has no whole checkpoint of the step asked for.
+        CheckpointError: it has none.
     """
     saved = steps(run_dir)
-    if from_step is None:
-        clean = (step for step in saved if step < first_step)
-        return next((step for step in clean if find_fault(checkpoint_uri(run_dir, step)) is None), 0)
-    if from_step and from_step not in saved:
+    if step and step not in saved:
         have = ", ".join(map(str, [0, *reversed(saved)]))
-        raise CheckpointError(f"{run_dir} has no checkpoint of step {from_step} to begin with; it has: {have}")
-    fault = find_fault(checkpoint_uri(run_dir, from_step)) if from_step else None
+        raise CheckpointError(f"{run_dir} has no checkpoint of step {step} to begin with; it has: {have}")
+    fault = find_fault(checkpoint_uri(run_dir, step)) if step else None
     if fault:
-        raise CheckpointError(f"Checkpoint {checkpoint_uri(run_dir, from_step)} cannot be used: {fault}")
-    return from_step
+        raise CheckpointError(f"Checkpoint {checkpoint_uri(run_dir, step)} cannot be used: {fault}")
+
+
+def begun(run_dir: str, original: str) -> ReplayOf | None:
+    """Where a replay in a folder began, by its run.json; None unless it is one of this original."""
+    run_json = join(run_dir, RUN_NAME)
+    origin = read_spec(run_json).replay if read_file(run_json) is not None else None
+    return origin if origin and origin.run_dir == original else None
 
 
 def holes_since(

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pretrain_assets.convert import require
 from pretrain_assets.curate.explain import preview
 from pretrain_assets.curate.filters import checked
-from pretrain_assets.convert import require
 from pretrain_assets.errors import ConfigError, FilterError
 from pretrain_assets.forensics.retrieval.cluster_curve import DECIMALS, GRID, Agreement, Point, Tally
 from pretrain_assets.forensics.retrieval.cluster_rows import Float32Array, Int64Array, Rows, read_rows
