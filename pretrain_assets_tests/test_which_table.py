@@ -109,12 +109,11 @@ VERBS: tuple[Any, ...] = (
     ("replay", RUN, "--id", "7", "--dry-run"),
     ("contamination", "--checkpoint", RUN),
     ("neighbours", "--doc", "7", "--checkpoint", RUN),
-    pytest.param(("measure-loss", RUN), marks=pytest.mark.slow),
 )
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
-def test_else_every_verb_asks_the_table_that_the_run_names(
+def test_else_every_verb_that_asks_asks_the_table_that_the_run_names(
     made: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: tuple[str, ...]
 ) -> None:
     """It says so once. What the run or its table lacks (vectors, weights, a search for items) is said of that one."""
@@ -125,7 +124,7 @@ def test_else_every_verb_asks_the_table_that_the_run_names(
     said = [record.getMessage() for record in caplog.records if "is not the table of" in record.getMessage()]
     assert len(said) == 1 and location.uri in said[0] and made.location.uri in said[0]
     assert location.uri not in f"{answer.exception}"
-    assert (answer.exit_code == 0) == (verb[0] not in ("contamination", "neighbours", "measure-loss"))
+    assert (answer.exit_code == 0) == (verb[0] not in ("contamination", "neighbours"))
 
 
 def test_where_neither_is_there_the_projects_error_stands(home: Home, tmp_path: Path) -> None:

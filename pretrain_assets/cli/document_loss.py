@@ -59,11 +59,10 @@ def measure_loss(
     from pretrain_assets.forensics.losses.document_loss import column_name
     from pretrain_assets.forensics.losses.document_loss import measure_loss as run
     from pretrain_assets.forensics.losses.loss_report import loss_report
-    from pretrain_assets.forensics.subject import table_of
     from pretrain_assets.report.loss_text import loss_text
 
     found = find_checkpoint(checkpoint, obj["runs"])
-    location, recipe = table_of(found.run_dir, found.pin, obj["location"]), found.recipe
+    location, recipe = obj["location"], found.recipe  # it is written to: never another table than the one named
     config = DocumentLossConfig(name=name or column_name(recipe), **settings)
     pin = pin_of(location, recipe.data.token_stage)
     result = run(location, found, config, input_pin=pin, engine=engine)
