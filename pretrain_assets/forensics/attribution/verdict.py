@@ -32,8 +32,8 @@ def _seen(found: Attribution) -> str:
     if not found.covered_tokens:
         return (
             f"No verbatim source: nothing in the rows that the model has seen by step {found.step:,} has {runs} in "
-            f"common with the text's {total:,} tokens (white space does not count, but has to be the same: a line break "
-            f"is no space).{_nearest(found)}"
+            f"common with the text's {total:,} tokens (white space does not count, but has to be the same: a line "
+            f"break is no space).{_nearest(found)}"
         )
     best = max(found.sources, key=lambda source: source.covered_seen_tokens, default=None)
     most = best.covered_seen_tokens if best else 0
