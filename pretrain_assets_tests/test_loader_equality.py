@@ -1,7 +1,8 @@
 """The loader's blocks equal LanceDB's `StreamingDataset(pack_sequences=...)` bit for bit, whatever table and settings.
 
-60 random configurations in every run, the same ones each time. The full run draws as many new ones as asked for, or
-those of a seed: PRETRAIN_EQUALITY_EXAMPLES=500 pytest pretrain_assets_tests/test_loader_equality.py --hypothesis-seed=1
+60 random configurations in every run, the same ones each time; 20 of them in the quick tier. The full run draws as many
+new ones as asked for, or those of a seed:
+PRETRAIN_EQUALITY_EXAMPLES=500 pytest pretrain_assets_tests/test_loader_equality.py --hypothesis-seed=1
 Where the original is wrong, the second half says what we do instead (LOADER.md, oddities; 4 is FIELD_TESTS 4, 6 is
 `test_a_global_batch_must_hold_whole_cycles`, 10 is `test_the_permutation_builder_has_a_memory_limit`).
 """
@@ -43,6 +44,8 @@ PROFILE = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+FEW = settings(PROFILE, max_examples=int(EXAMPLES or 20))
+"""The first of them, for the quick tier."""
 MAX_ROWS = 90
 CLUMPS = (1, 1, 2, 5, 16)
 FILTERS = (
@@ -122,9 +125,23 @@ def built(case: Case) -> Iterator[Where]:
         yield where
 
 
-@PROFILE
-@given(case=st.builds(random_case, SEEDS, st.sampled_from(range(MAX_ROWS - 32)), EDITS))
+CASES = st.builds(random_case, SEEDS, st.sampled_from(range(MAX_ROWS - 32)), EDITS)
+
+
+@FEW
+@given(case=CASES)
 def test_blocks_equal_the_original(case: Case) -> None:
+    blocks_equal(case)
+
+
+@pytest.mark.slow
+@PROFILE
+@given(case=CASES)
+def test_blocks_equal_the_original_on_many_tables(case: Case) -> None:
+    blocks_equal(case)
+
+
+def blocks_equal(case: Case) -> None:
     """Also after a resume anywhere, with another number of ranks, and in 32 bits."""
     with built(case) as where:
         owned, parts = case.num_splits // case.world_size, []
@@ -147,7 +164,7 @@ def test_blocks_equal_the_original(case: Case) -> None:
             assert torch.equal(torch.cat([part[kind] for part in resumed], 1), whole[start:])
 
 
-@PROFILE
+@FEW
 @given(seed=SEEDS, num_edits=EDITS, rows=st.sampled_from((*range(40, 90), 1023, 1025, 3000, 9000)))
 def test_a_plan_is_the_permutation_of_the_real_table(seed: int, num_edits: int, rows: int) -> None:
     """LanceDB's, of the filtered table as it lies there: fragments, deletions and scan batches change nothing."""
