@@ -50,6 +50,8 @@ def search(
     try:
         of = find_checkpoint(checkpoint, obj["runs"]) if version is None else None
     except CheckpointError as error:
+        if checkpoint is not None:
+            raise
         raise CheckpointError(f"{error} Without a model, --version NUMBER searches that version.") from error
     how["mode"] = how["mode"] or ("text" if how["like"] is None else "vector")
     how["model"] = how["model"] or project.setting("EMBED_MODEL", "") or None
