@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pretrain_assets.errors import TableError
+from pretrain_assets.forensics.why import deletions
 from pretrain_assets.table.delete import STAGE
 from pretrain_assets.table.lineage import LineageRecord
 from pretrain_assets.table.predicate import in_list
@@ -94,6 +95,5 @@ def _deletion(history: Sequence[LineageRecord], row: int, last: int, after: int 
     """Which deletion took a row away that version `last` has, and the next one that is there has not."""
     if after is None:
         return None
-    made = [record for record in history if record.stage == STAGE and last < record.version <= after]
-    exactly = [record.tag for record in made if row in record.details.get("ids", ())]
-    return ", ".join(exactly or [record.tag for record in made]) or f"version {after}, by something without a record"
+    tags = [record.tag for record in deletions(history, row, after=last, upto=after)]
+    return ", ".join(tags) or f"version {after}, by something without a record"
